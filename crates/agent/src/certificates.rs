@@ -66,6 +66,10 @@ impl Agent {
             let (layout, state, owner) = (self.layout.clone(), self.state.get(), self.patroni().await?.owner()?);
             return crate::blocking(move || put_for_patroni(&layout, &state, owner)).await;
         }
+        // A proxy shows none but its agent's.
+        if self.state.get().node_config.as_ref().is_some_and(|in_place| in_place.config.etcd().is_none()) {
+            return Ok(());
+        }
         let layouts = self.layouts_in_use().await;
         let (layout, state, owner) = (self.layout.clone(), self.state.get(), self.etcd.service.owner()?);
         crate::blocking(move || put(&layout, &state, owner, &layouts)).await

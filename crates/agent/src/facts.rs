@@ -52,6 +52,7 @@ impl Agent {
             reaches,
             busy,
             reboot: self.reboots.seen(request.fence),
+            holds_clients: self.holds_clients(),
         })
     }
 

@@ -10,9 +10,9 @@ use crate::host::firewall::Opening;
 
 /// The ports of what a machine with this config runs for its cluster.
 pub(crate) fn openings<'a>(config: &NodeConfig, firewall: &'a FirewallConfig) -> Vec<Opening<'a>> {
-    match config.patroni() {
-        Some(_) => postgres::openings(config, firewall),
-        None => etcd::openings(firewall),
+    match config.patroni().is_some() || config.haproxy().is_some() {
+        true => postgres::openings(config, firewall),
+        false => etcd::openings(firewall),
     }
 }
 

@@ -418,8 +418,20 @@ pub struct Env {
     /// As this declared user instead of the superuser; where etcd has password login, etcdctl asks for the password
     #[arg(long)]
     pub user: Option<String>,
+    /// Through the HAProxy of a PostgreSQL cluster, to the primary or to replicas
+    #[arg(long, value_name = "PORT", num_args = 0..=1, require_equals = true, default_missing_value = "primary")]
+    pub proxy: Option<ProxyPort>,
     #[command(flatten)]
     pub output: Output,
+}
+
+/// A port of HAProxy.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum ProxyPort {
+    /// Leads to the primary
+    Primary,
+    /// Leads to replicas
+    Replica,
 }
 
 #[derive(Subcommand, Debug)]

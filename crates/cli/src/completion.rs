@@ -48,13 +48,13 @@ pub fn clusters_or_files() -> ArgValueCompleter {
     })
 }
 
-/// The members of the cluster that the command line names.
+/// The members and proxies of the cluster that the command line names.
 pub fn members() -> ArgValueCandidates {
     ArgValueCandidates::new(|| {
         let words = words();
         let is_named = |ledger: &Ledger| words.iter().any(|word| word == ledger.spec.name.as_str());
-        let members = known().into_iter().filter(is_named).flat_map(|ledger| ledger.spec.members);
-        members.map(|member| CompletionCandidate::new(member.name.as_str())).collect()
+        let names = |ledger: Ledger| ledger.spec.machines().map(|machine| machine.name.to_string()).collect::<Vec<_>>();
+        known().into_iter().filter(is_named).flat_map(names).map(CompletionCandidate::new).collect()
     })
 }
 

@@ -42,6 +42,7 @@ pub struct Configs {
     peer_crl: Option<String>,
     peer_lists: BTreeMap<String, String>,
     listed: BTreeSet<IpAddr>,
+    proxies: BTreeSet<IpAddr>,
     /// What differs from the spec before: in the reasons of steps, no more.
     pub(crate) changes: Vec<Change>,
 }
@@ -60,12 +61,20 @@ impl Configs {
         let rendered = spec.members.iter().map(|member| {
             let mut config = spec.kind.node_config(spec, ledger, member, brought, arch);
             config.host = host::config(spec, member, brought, &neighbours).map(Box::new);
+            host::let_proxies_in(&mut config, &ledger.proxy_addresses(spec));
             let digest = config.digest();
             let service_digest = config.service_digests().remove(spec.kind.service()).unwrap_or_default();
             let etcd_version = spec.etcd.version.to_string();
             (member.name.to_string(), Rendered { config: Arc::new(config), digest, service_digest, etcd_version })
         });
-        let members = rendered.collect();
+        let proxies = spec.proxies().map(|proxy| {
+            let mut config = spec.kind.proxy_config(spec, ledger);
+            config.host = host::config(spec, &proxy, brought, &neighbours).map(Box::new);
+            let (digest, service_digest) = (config.digest(), String::new());
+            let etcd_version = spec.etcd.version.to_string();
+            (proxy.name.to_string(), Rendered { config: Arc::new(config), digest, service_digest, etcd_version })
+        });
+        let members = rendered.chain(proxies).collect();
         let (jwt, root_password) = (ledger.etcd.auth.jwt.clone(), ledger.etcd.auth.root_password.clone());
         let trust = etcd::desire::Trust::of(ledger);
         let (crl, peer_crl) = (ledger.issued.client_crl.clone(), ledger.issued.peer_crl.clone());
@@ -85,6 +94,7 @@ impl Configs {
             peer_crl,
             peer_lists: ledger.issued.peer_lists.clone(),
             listed: host::listed(ledger),
+            proxies: ledger.proxy_addresses(spec),
             changes,
         }
     }
@@ -104,6 +114,7 @@ impl Configs {
             && self.peer_crl == ledger.issued.peer_crl
             && self.peer_lists == ledger.issued.peer_lists
             && self.listed == host::listed(ledger)
+            && self.proxies == ledger.proxy_addresses(spec)
     }
 }
 
@@ -130,6 +141,11 @@ impl Wish<'_> {
         let Wish { spec, brought, .. } = *self;
         let members: BTreeMap<MemberName, DesiredMember> =
             spec.members.iter().map(|m| (m.name.as_str().into(), member(spec, ledger, m, configs))).collect();
+        let proxy =
+            |p: MemberSpec| (p.name.as_str().into(), DesiredMember { data: None, ..member(spec, ledger, &p, configs) });
+        let known = |(name, record): (&MemberName, &MemberRecord)| {
+            Some((name.clone(), record.proxy.as_ref()?.addresses.clone()))
+        };
         Desired {
             cluster: spec.name.to_string(),
             cluster_id: ledger.cluster_id.clone(),
@@ -147,6 +163,8 @@ impl Wish<'_> {
             secrets_missing: secrets_missing(spec, ledger),
             fence: ledger.fence,
             members,
+            proxies: spec.proxies().map(proxy).collect(),
+            known_proxies: ledger.members.iter().filter_map(known).collect(),
             certificates: certificates(spec, ledger, brought),
             revocable: revocable(spec, ledger),
             changes: configs.changes.clone(),

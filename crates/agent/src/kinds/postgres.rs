@@ -34,6 +34,7 @@ mod watchdog;
 mod wipe;
 
 use std::sync::Mutex;
+use std::sync::atomic::AtomicBool;
 
 use quorate_core::kinds::postgres::{RestoreSeen, TaskSeen, desire, repository};
 use quorate_core::model::Exit;
@@ -61,4 +62,6 @@ pub(crate) struct Postgres {
     task: Mutex<Option<TaskSeen>>,
     /// Counts how often clients were held back, so an old time limit releases nobody.
     held: Mutex<u64>,
+    /// Whether they are held back now.
+    holds: AtomicBool,
 }

@@ -26,6 +26,9 @@ pub async fn env(context: &Context, options: cli::Env) -> Result<Exit, Error> {
     if ledger.spec.kind == Kind::Postgres {
         return postgres_env(context, &ledger, &options).await;
     }
+    if options.proxy.is_some() {
+        return Err(clients::ClientError::NoProxy(options.name).into());
+    }
     let brought = load::brought_files(&ledger)?;
     let mut environment = clients::environment(&context.home, &ledger, &brought).await?;
     let user = options.user.as_deref().unwrap_or(ROOT);
@@ -48,7 +51,11 @@ const ROOT: &str = "root";
 
 /// Variables that psql and every other client with libpq reads.
 async fn postgres_env(context: &Context, ledger: &Ledger, options: &cli::Env) -> Result<Exit, Error> {
-    let variables = postgres::environment(&context.home, ledger, options.user.as_deref()).await?;
+    let proxy = options.proxy.map(|port| match port {
+        cli::ProxyPort::Primary => postgres::ProxyPort::Primary,
+        cli::ProxyPort::Replica => postgres::ProxyPort::Replica,
+    });
+    let variables = postgres::environment(&context.home, ledger, options.user.as_deref(), proxy).await?;
     match options.output.format {
         Format::Json => output::print_json(&variables)?,
         Format::Text => {

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use quorate_agent::api::{LogOf, LogRequest};
 use quorate_control::run::observe::Sight;
-use quorate_core::kinds::etcd::SERVICE;
 use quorate_core::model::{MachineId, MemberName, Observation, Seen};
 
 use super::Context;
@@ -20,12 +19,14 @@ const POLL: Duration = Duration::from_millis(300);
 
 pub async fn run(context: &Context, options: cli::Logs) -> Result<Exit, Error> {
     let ledger = load::ledger(&context.home, &options.name)?;
-    let members: Vec<String> = ledger.spec.members.iter().map(|m| m.name.to_string()).collect();
+    let members: Vec<String> = ledger.spec.machines().map(|m| m.name.to_string()).collect();
     if !members.contains(&options.member) {
         return Err(Error::UnknownMember { cluster: options.name, member: options.member, members });
     }
     let member = MemberName::from(options.member.as_str());
-    let of = if options.agent { LogOf::Agent } else { LogOf::Service(SERVICE.to_owned()) };
+    let (is_proxy, kind) = (ledger.spec.proxies().any(|proxy| proxy.name.as_str() == options.member), ledger.spec.kind);
+    let service = if is_proxy { kind.proxy_service() } else { kind.service() };
+    let of = if options.agent { LogOf::Agent } else { LogOf::Service(service.to_owned()) };
     let provider = context.home.provider(&ledger);
     let mut sight = Sight::new(provider.clone());
     let seen = sight.glance(&ledger, None).await?;

@@ -162,8 +162,8 @@ async fn run_loop(
     let shown = context.shown.borrow().get(spec.name.as_str()).cloned();
     let planned = shown.as_ref().map(|shown| shown.steps);
     let agreed = shown.map(|shown| shown.destroys).filter(|_| context.as_shown.get());
-    let members = spec.members.iter().map(|m| m.name.as_str());
-    let progress = Progress::new(spec.name.as_str(), members, planned, agreed);
+    let machines: Vec<String> = spec.machines().map(|machine| machine.name.to_string()).collect();
+    let progress = Progress::new(spec.name.as_str(), machines.iter().map(String::as_str), planned, agreed);
     let had_key =
         load::remembered(&context.home, spec.name.as_str())?.is_some_and(|ledger| ledger.backup_signing.is_some());
     let stopped = stop_signal();

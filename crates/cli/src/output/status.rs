@@ -18,7 +18,18 @@ pub fn page(status: &Status, look: Look) -> Page {
         None => page.append(table::page(&members(status), &DROPPED, look)),
         Some(_) => page.append(table::page(&postgres::members(status), &postgres::DROPPED, look)),
     }
+    if !status.proxies.is_empty() {
+        page.blank();
+        page.append(table::page(&proxies(status), &[1, 5], look));
+    }
     page.blank();
+    for proxy in status.proxies.iter().filter(|_| status.verdict != Verdict::Off) {
+        if let Some(why) = &proxy.why {
+            let (name, why) = (proxy.proxy.to_string(), format!(": {}", why.trim_end()));
+            let health = (health_style(proxy.health), proxy.health);
+            page.line(2, [(Style::Bold, name.as_str()), (Style::Plain, " is "), health, (Style::Plain, &why)]);
+        }
+    }
     // Of a cluster that is off by wish, the verdict says enough.
     for member in status.members.iter().filter(|_| status.verdict != Verdict::Off) {
         if let Some(why) = &member.why {
@@ -148,6 +159,24 @@ fn members(status: &Status) -> Vec<Vec<table::Cell>> {
     rows
 }
 
+/// The certificate is that of its agent: it has no other.
+fn proxies(status: &Status) -> Vec<Vec<table::Cell>> {
+    let head = ["PROXY", "MACHINE", "ADDRESS", "HEALTH", "CERTIFICATE", "AGENT"];
+    let mut rows = vec![head.map(|title| (Style::Dim, title.to_owned())).to_vec()];
+    let cell = |value: Option<String>| (Style::Plain, value.unwrap_or_else(|| String::from("-")));
+    rows.extend(status.proxies.iter().map(|proxy| {
+        vec![
+            (Style::Bold, proxy.proxy.to_string()),
+            cell(Some(proxy.machine.clone())),
+            cell(proxy.address.clone()),
+            (health_style(proxy.health), proxy.health.to_owned()),
+            cell(proxy.certificate_left.map(validity_left)),
+            cell(proxy.agent.as_ref().map(|program| program.version.clone())),
+        ]
+    }));
+    rows
+}
+
 fn row(member: &MemberStatus) -> Vec<table::Cell> {
     let cell = |value: Option<String>| (Style::Plain, value.unwrap_or_else(|| String::from("-")));
     vec![
@@ -252,6 +281,7 @@ mod tests {
             quorum: 2,
             failures_survived: 0,
             members: vec![member("etcd-1", "healthy", None), member("etcd-2", "off", Some("its machine does not run"))],
+            proxies: Vec::new(),
             alarms: vec![AlarmStatus { member: String::from("etcd-1"), kind: String::from("NOSPACE") }],
             requests: Vec::new(),
             pending: Pending { steps: 1, ..Pending::default() },

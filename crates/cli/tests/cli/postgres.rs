@@ -5,6 +5,7 @@ mod backups;
 mod other_etcd;
 mod passwords;
 mod proxy;
+mod proxy_machines;
 mod revocation;
 mod stores;
 mod upgrade;

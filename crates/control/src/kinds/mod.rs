@@ -1,4 +1,5 @@
-//! What only one kind of cluster has: one module per kind.
+//! What only one kind of cluster has: one module per kind. And proxies, which any kind can have.
 
 pub mod etcd;
 pub mod postgres;
+pub mod proxies;

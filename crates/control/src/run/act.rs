@@ -196,7 +196,7 @@ impl Controller {
             }
             Action::UpgradeAgent { member, .. } => self.upgrade_agent(member).await,
             Action::PushConfig { member, generation } => {
-                let Some(wish) = desired.members.get(member) else { return Ok(()) };
+                let Some(wish) = desired.machine(member) else { return Ok(()) };
                 // Local agents are processes of this machine, and live for long: what they were started with may be out of date.
                 let is_local = self.held.ledger().spec.provider.settings().machines() == MachineKind::Process;
                 let search = is_local.then(|| std::env::var("PATH").ok()).flatten();
@@ -329,7 +329,8 @@ impl Controller {
             return self.order(member, order).await;
         };
         let tell = async |order: &Order| {
-            join_all(proxies.iter().map(|proxy| self.order(proxy, order.clone()))).await;
+            let there = proxies.iter().filter(|proxy| self.sight.agent(proxy).is_some());
+            join_all(there.map(|proxy| self.order(proxy, order.clone()))).await;
         };
         tell(&hold).await;
         let switched = self.order(member, order).await;
@@ -355,7 +356,7 @@ impl Controller {
         data: Data,
     ) -> Result<(), ControlError> {
         let ledger = self.held.ledger();
-        let (Some(wish), Some(record)) = (desired.members.get(member), ledger.members.get(member)) else {
+        let (Some(wish), Some(record)) = (desired.machine(member), ledger.members.get(member)) else {
             return Ok(());
         };
         let (Some(enrolment), Some(control)) = (&record.enrolment, &ledger.authorities.control) else { return Ok(()) };
@@ -463,7 +464,8 @@ impl Controller {
         ours.map(leaf).collect()
     }
 
-    /// All certificates of one machine: signed here, or as they were brought.
+    /// All certificates of one machine: signed here, or as they were brought. A proxy has none but its agent's, whatever it asks for:
+    /// members would take it for one of them.
     fn certificates(&self, desired: &Desired, asked: Requests, member: &MemberName) -> Result<Order, ControlError> {
         let ledger = self.held.ledger();
         let request = |of: CertificateUse| {
@@ -471,7 +473,12 @@ impl Controller {
                 || ControlError::Enrolment(format!("{member} has no key for its {} certificate", of.file_stem()));
             asked.and_then(|requests| requests.get(&of)).map(String::as_str).ok_or_else(missing)
         };
-        let mut certificates = BTreeMap::new();
+        let trust = ledger.authorities.client.as_ref().map(|a| a.certificate.clone()).unwrap_or_default();
+        let own = self.sign_for_agent(member, request(CertificateUse::Agent)?)?;
+        let mut certificates = BTreeMap::from([(CertificateUse::Agent, Certificate { chain: own, key: None })]);
+        if desired.is_proxy(member) {
+            return Ok(Order::InstallCertificates { trust, certificates });
+        }
         let given = self.brought.given.as_ref();
         let member_certificate = match given.and_then(|g| g.members.get(member)) {
             Some(pair) => Certificate { chain: pair.chain.clone(), key: Some(pair.key.clone()) },
@@ -510,9 +517,6 @@ impl Controller {
             let chain = sign(ledger.authorities.client.as_ref(), request(CertificateUse::Health)?, &wish)?;
             certificates.insert(CertificateUse::Health, Certificate { chain, key: None });
         }
-        let own = self.sign_for_agent(member, request(CertificateUse::Agent)?)?;
-        certificates.insert(CertificateUse::Agent, Certificate { chain: own, key: None });
-        let trust = ledger.authorities.client.as_ref().map(|a| a.certificate.clone()).unwrap_or_default();
         Ok(Order::InstallCertificates { trust, certificates })
     }
 

@@ -379,9 +379,9 @@ fn comes_from(spec: &ClusterSpec) -> BTreeMap<MemberName, IpAddr> {
         socket.connect((to, AGENT_PORT))?;
         Ok(socket.local_addr()?.ip())
     };
-    let members = spec.members.iter();
-    members
-        .filter_map(|member| Some((member.name.as_str().into(), from(spec.provider.settings().pinned(member)?).ok()?)))
+    let settings = spec.provider.settings();
+    spec.machines()
+        .filter_map(|machine| Some((machine.name.as_str().into(), from(settings.pinned(&machine)?).ok()?)))
         .collect()
 }
 
@@ -433,7 +433,7 @@ fn pause(waited: Duration, look: Duration) -> Duration {
 /// Nobody looks any more where no machine is left and none is to be.
 fn forget_places(ledger: &mut Ledger, seen: &Observation) {
     let settings = ledger.spec.provider.settings();
-    let mut used: BTreeSet<String> = ledger.spec.members.iter().filter_map(|member| settings.place(member)).collect();
+    let mut used: BTreeSet<String> = ledger.spec.machines().filter_map(|machine| settings.place(&machine)).collect();
     used.extend(seen.machines.get().into_iter().flatten().filter_map(|(_, machine)| machine.place.clone()));
     ledger.places.retain(|place| used.contains(place));
 }

@@ -238,8 +238,9 @@ impl Sight {
         let silent = seen.agents.iter().filter(|(_, agent)| agent.get().is_none()).map(|(member, _)| member);
         let shown = silent.filter_map(|m| seen.machines.get()?.get(m)?.address);
         // A provider that shows no machine may be wrong.
-        let members = ledger.addresses().into_iter();
-        let missing = members.filter(|(m, _)| !seen.agents.contains_key(m)).map(|(_, address)| address);
+        let joined = ledger.addresses().into_keys();
+        let known = joined.chain(ledger.spec.proxies().map(|proxy| proxy.name.as_str().into()));
+        let missing = known.filter(|m| !seen.agents.contains_key(m)).filter_map(|m| ledger.known_address(&m));
         let reach: BTreeSet<_> = shown.chain(missing).collect();
         if reach.is_empty() {
             return Ok(());
@@ -310,22 +311,22 @@ fn add_hidden(
 ) -> Vec<(MemberName, String)> {
     let settings = ledger.spec.provider.settings();
     let mut hidden = Vec::new();
-    for member in &ledger.spec.members {
+    for member in ledger.spec.machines() {
         let name = MemberName::from(member.name.as_str());
         let record = ledger.members.get(&name);
-        let place = record.and_then(|record| record.place.clone()).or_else(|| settings.place(member));
+        let place = record.and_then(|record| record.place.clone()).or_else(|| settings.place(&member));
         let is_found = machines.get(&name).is_some_and(|machine| machine.cluster_id == ledger.cluster_id);
         let Some((place, why)) = place.and_then(|place| away.get_key_value(&place)).filter(|_| !is_found) else {
             continue;
         };
-        let known = ledger.addresses().get(&name).copied();
+        let known = ledger.known_address(&name);
         let machine = MachineSeen {
             cluster_id: ledger.cluster_id.clone(),
             incarnation: record.map_or(1, |record| record.incarnation.max(1)),
             power: PowerState::Unknown,
             headless: false,
             outdated: false,
-            address: known.or_else(|| settings.pinned(member)),
+            address: known.or_else(|| settings.pinned(&member)),
             build: None,
             data: None,
             place: Some(place.clone()),

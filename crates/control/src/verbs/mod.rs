@@ -132,9 +132,9 @@ fn new_refusals(before: &Plan, with: &Plan) -> Vec<UnsafeBecause> {
     with.end.blocked.iter().filter(|because| !before.end.blocked.contains(because)).cloned().collect()
 }
 
-/// The member of this name.
+/// The machine of this name: of a member, or of a proxy.
 fn member(ledger: &Ledger, name: &str) -> Result<MemberName, VerbError> {
-    let members: Vec<String> = ledger.spec.members.iter().map(|m| m.name.to_string()).collect();
+    let members: Vec<String> = ledger.spec.machines().map(|m| m.name.to_string()).collect();
     match members.iter().any(|member| member == name) {
         true => Ok(name.into()),
         false => {

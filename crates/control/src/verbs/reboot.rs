@@ -45,7 +45,7 @@ pub struct Rebooted {
 pub fn check(ledger: &Ledger, names: &[String]) -> Result<Vec<MemberName>, VerbError> {
     refuse_if_being_destroyed(Some(ledger))?;
     let members = match names {
-        [] => ledger.spec.members.iter().map(|member| member.name.as_str().into()).collect(),
+        [] => ledger.spec.machines().map(|member| member.name.as_str().into()).collect(),
         names => names.iter().map(|name| member(ledger, name)).collect::<Result<Vec<_>, _>>()?,
     };
     if ledger.spec.provider.settings().machines() == MachineKind::Process {

@@ -136,7 +136,8 @@ fn is_under_way(ledger: &Ledger, seen: &Observation, member: &MemberName) -> boo
     let listed = ledger.joined().any(former);
     let machines = seen.machines.get().is_some_and(|machines| machines.keys().any(former));
     let learns = seen.facts(member).and_then(|f| f.etcd.status.as_ref()).is_some_and(|status| status.is_learner);
-    renewed || listed || machines || learns || !ledger.joined().any(|joined| joined == member)
+    let is_proxy = ledger.members.get(member).is_some_and(|record| record.proxy.is_some());
+    renewed || listed || machines || learns || (!is_proxy && !ledger.joined().any(|joined| joined == member))
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 
 use crate::model::{
     Brought, FirewallConfig, ForwardConfig, HostConfig, Ledger, LogForwardingConfig, LogSecrets, LogSourceConfig,
+    NodeConfig,
 };
 use crate::providers::MachineKind;
 use crate::spec::{self, ClusterSpec, MemberSpec};
@@ -61,6 +62,14 @@ pub(super) fn host_config(
         firewall: rules.enabled.then_some(FirewallConfig { rules, scrape_from, metrics }),
         install_dependencies,
         log_forwarding,
+    }
+}
+
+/// Proxies come to members as clients, whatever addresses other clients may have.
+pub(super) fn let_proxies_in(config: &mut NodeConfig, proxies: &BTreeSet<IpAddr>) {
+    let firewall = config.host.as_mut().and_then(|host| host.firewall.as_mut());
+    if let Some(clients) = firewall.and_then(|firewall| firewall.rules.clients_from.as_mut()) {
+        clients.extend(proxies.iter().map(|address| spec::AddressRange::of(*address)));
     }
 }
 

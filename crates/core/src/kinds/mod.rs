@@ -4,6 +4,7 @@
 pub mod etcd;
 pub mod postgres;
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
@@ -11,7 +12,7 @@ use crate::model::{
     Brought, Desired, DesiredMember, Destruction, Facts, Ledger, MemberName, NodeConfig, Observation, ServiceLog,
 };
 use crate::planner::voters::{Voters, healthy_of, quorum};
-use crate::planner::{Action, Decision, Loss, Strength, UnsafeBecause, View};
+use crate::planner::{Action, Decision, Loss, Strength, UnsafeBecause, View, safety};
 use crate::spec::{ClusterSpec, Kind, LogForwarding, MemberSpec};
 
 /// What the ledger knows of a member that joined.
@@ -23,6 +24,41 @@ pub struct Joined<'a> {
     pub learns: bool,
 }
 
+/// The machines that a cluster is to have: those of its members, and proxies, which only lead clients to members.
+impl ClusterSpec {
+    /// Where the spec has proxies, and what it says of each.
+    fn proxy_entries(&self) -> (&'static str, &[MemberSpec]) {
+        match self.kind {
+            Kind::Etcd => ("", &[]),
+            Kind::Postgres => {
+                let haproxy = self.postgres.as_ref().and_then(|postgres| postgres.haproxy.as_ref());
+                ("postgres.haproxy.machines", haproxy.and_then(|haproxy| haproxy.machines.as_deref()).unwrap_or(&[]))
+            }
+        }
+    }
+
+    /// What the spec says of each machine, with its place in the cluster's section.
+    pub(crate) fn entries(&self) -> impl Iterator<Item = (String, &MemberSpec)> {
+        let (place, proxies) = self.proxy_entries();
+        let at = |place: &'static str| move |(index, entry)| (format!("{place}[{index}]"), entry);
+        self.members.iter().enumerate().map(at("members")).chain(proxies.iter().enumerate().map(at(place)))
+    }
+
+    /// Proxies have no data, so no disk for it either.
+    pub fn proxies(&self) -> impl Iterator<Item = MemberSpec> {
+        self.proxy_entries().1.iter().map(MemberSpec::without_data)
+    }
+
+    /// Members and proxies.
+    pub fn machines(&self) -> impl Iterator<Item = Cow<'_, MemberSpec>> {
+        self.members.iter().map(Cow::Borrowed).chain(self.proxies().map(Cow::Owned))
+    }
+
+    pub fn machine(&self, name: &str) -> Option<Cow<'_, MemberSpec>> {
+        self.machines().find(|machine| machine.name.as_str() == name)
+    }
+}
+
 /// How a kind becomes services of a machine.
 impl Kind {
     /// The service that holds the data.
@@ -30,6 +66,14 @@ impl Kind {
         match self {
             Kind::Etcd => etcd::SERVICE,
             Kind::Postgres => postgres::SERVICE,
+        }
+    }
+
+    /// What proxies run.
+    pub fn proxy_service(self) -> &'static str {
+        match self {
+            Kind::Etcd => "",
+            Kind::Postgres => postgres::HAPROXY,
         }
     }
 
@@ -60,6 +104,14 @@ impl Kind {
         match self {
             Kind::Etcd => Vec::new(),
             Kind::Postgres => postgres::desire::logs(settings, spec, member),
+        }
+    }
+
+    /// The same for a proxy. It has nothing with which it could do more than lead clients to members.
+    pub(crate) fn proxy_config(self, spec: &ClusterSpec, ledger: &Ledger) -> NodeConfig {
+        match self {
+            Kind::Etcd => NodeConfig { files: Vec::new(), services: Vec::new(), host: None },
+            Kind::Postgres => postgres::desire::proxy_config(spec, ledger),
         }
     }
 }
@@ -208,6 +260,9 @@ impl View<'_> {
 
     /// Whether this member does its work.
     pub(crate) fn is_well(&self, member: &MemberName) -> bool {
+        if self.desired.is_proxy(member) {
+            return safety::serves(self, member);
+        }
         match self.desired.kind {
             Kind::Etcd => self.seen.facts(member).is_some_and(etcd::safety::is_healthy_voter),
             Kind::Postgres => postgres::safety::is_well(self, member),

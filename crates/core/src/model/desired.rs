@@ -44,6 +44,10 @@ pub struct Desired {
     /// The highest fencing number ever given out.
     pub fence: u64,
     pub members: BTreeMap<MemberName, DesiredMember>,
+    /// Machines that only lead clients to members. They are no members: nobody counts them, clones from them or trusts them.
+    pub proxies: BTreeMap<MemberName, DesiredMember>,
+    /// Those that the ledger knows, with their addresses; among them some that the spec no longer names.
+    pub known_proxies: BTreeMap<MemberName, BTreeSet<IpAddr>>,
     pub certificates: CertificateWish,
     pub revocable: Revocable,
     /// Settings that differ from what was carried out before. They explain steps and decide nothing.
@@ -52,6 +56,30 @@ pub struct Desired {
     pub etcd: etcd::Wish,
     /// What only a cluster of PostgreSQL has.
     pub postgres: Option<Box<postgres::Wish>>,
+}
+
+impl Desired {
+    /// Every machine that the cluster is to have.
+    pub fn machines(&self) -> impl Iterator<Item = (&MemberName, &DesiredMember)> {
+        self.members.iter().chain(&self.proxies)
+    }
+
+    pub fn machine(&self, name: &MemberName) -> Option<&DesiredMember> {
+        self.members.get(name).or_else(|| self.proxies.get(name))
+    }
+
+    pub fn wants(&self, name: &MemberName) -> bool {
+        self.machine(name).is_some()
+    }
+
+    /// Whether this machine is or was a proxy, former ones included.
+    pub fn is_proxy(&self, name: &MemberName) -> bool {
+        if self.proxies.is_empty() && self.known_proxies.is_empty() {
+            return false;
+        }
+        let seat = MemberName::from(name.seat());
+        self.proxies.contains_key(&seat) || self.known_proxies.contains_key(&seat)
+    }
 }
 
 /// Certificates that were given out and are not refused, by their number.

@@ -85,6 +85,9 @@ pub struct Facts {
     /// The reboot that it was ordered to make in this boot.
     #[serde(default)]
     pub reboot: Option<RebootSeen>,
+    /// Clients wait here until a switchover is over.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub holds_clients: bool,
 }
 
 /// For how long the packages of a machine may be upgraded before it reboots.

@@ -1,6 +1,7 @@
 //! The ledger: what must outlive a run beyond the spec. Pure data; `control::ledger` stores it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -239,6 +240,16 @@ pub struct MemberRecord {
     /// Until its machine has rebooted and the member is healthy again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reboot: Option<Reboot>,
+    /// It is no member: its machine only leads clients to members.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub proxy: Option<ProxyRecord>,
+}
+
+/// What is known of a proxy besides its machine.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+pub struct ProxyRecord {
+    /// Where its machines were last seen: the present one, and one before that is still there.
+    pub addresses: BTreeSet<IpAddr>,
 }
 
 /// The operator's request that a member's machine reboots.
@@ -295,6 +306,18 @@ impl std::hash::Hash for Ledger {
 }
 
 impl Ledger {
+    /// Where the proxies are that this spec names, as far as that is known.
+    pub fn proxy_addresses(&self, spec: &ClusterSpec) -> BTreeSet<IpAddr> {
+        let known = spec.proxies().filter_map(|proxy| self.members.get(&proxy.name.as_str().into())?.proxy.as_ref());
+        known.flat_map(|proxy| proxy.addresses.iter().copied()).collect()
+    }
+
+    /// Where a machine was last known to be: that of a member, or of a proxy.
+    pub fn known_address(&self, name: &MemberName) -> Option<IpAddr> {
+        let proxy = || self.members.get(name)?.proxy.as_ref()?.addresses.first().copied();
+        self.addresses().get(name).copied().or_else(proxy)
+    }
+
     /// Takes up a spec, and keeps the one before until all that differs is carried out.
     pub fn take_spec(&mut self, spec: &ClusterSpec) {
         let before = std::mem::replace(&mut self.spec, spec.clone());
@@ -346,6 +369,7 @@ impl Ledger {
                 join_failed: _,
                 place: _,
                 reboot: _,
+                proxy: _,
             } = member;
             if let Some(Enrolment { token, expires: _, bound_key: _ }) = enrolment {
                 visit(token.expose_mut());

@@ -41,7 +41,8 @@ fn answering<'a>(view: &View<'a>) -> impl Iterator<Item = (&'a MemberName, &'a P
     let programs = seen.agents.keys().filter_map(|member| Some((member, seen.program(member)?)));
     programs.filter(|(member, program)| {
         let leaves = || desired.belongs(member) && !desired.program.understands(&program.runs);
-        desired.members.contains_key(*member) || leaves()
+        let is_held = safety::held(view).is_some() && desired.is_proxy(member);
+        (desired.wants(member) || leaves()) && !is_held
     })
 }
 

@@ -61,6 +61,10 @@ listed! {
         AuthorityDiffers { ledger: String, brought: String },
         RootPasswordDiffers,
         NoBackup,
+        /// No other proxy would lead clients to the cluster, or not all others do.
+        LastProxy { member: MemberName, down: Vec<MemberName> },
+        /// A machine of a member is to be a proxy, or the other way round.
+        OtherRole { member: MemberName, was_proxy: bool },
         /// Without this member too few standbys are left to confirm commits.
         CommitsWait { member: MemberName, left: usize, needed: usize },
         /// No member, or not the one that was asked for, can take over from the primary.
@@ -157,6 +161,8 @@ impl UnsafeBecause {
             UnsafeBecause::LimitsBothWays { .. } => by(Rule::StandbyKeepsUp),
             UnsafeBecause::SwitchoverAlone { .. } => by(Rule::OneDisturbance),
             UnsafeBecause::DcsUnusable { .. } => by(Rule::MachineIsReady),
+            UnsafeBecause::LastProxy { member, .. } => by(Rule::ProxyServes).on(member),
+            UnsafeBecause::OtherRole { member, .. } => by(Rule::SomeThingsStay).on(member),
             UnsafeBecause::RestoreFailed { member, .. } => by(Rule::DataDiesOnlyByConsent).on(member),
             UnsafeBecause::MajorDowngrade { .. }
             | UnsafeBecause::UpgradeKept { .. }
@@ -300,6 +306,19 @@ impl fmt::Display for UnsafeBecause {
                 list(others),
                 if others.len() == 1 { "does" } else { "do" }
             ),
+            UnsafeBecause::LastProxy { member, down } if down.is_empty() => {
+                write!(f, "{member} is the only proxy: no client gets through it until it is back")
+            }
+            UnsafeBecause::LastProxy { member, down } => write!(
+                f,
+                "{} {} not serve clients: {member} is not disturbed meanwhile",
+                list(down),
+                if down.len() == 1 { "does" } else { "do" }
+            ),
+            UnsafeBecause::OtherRole { member, was_proxy } => {
+                let (was, is) = if *was_proxy { ("proxy", "member") } else { ("member", "proxy") };
+                write!(f, "the machine of {member} was created for a {was}, and the spec names it as a {is}")
+            }
             UnsafeBecause::DcsUnusable { why } => write!(f, "Patroni cannot keep its state in that etcd: {why}"),
             UnsafeBecause::NotReady { member, why, .. } => {
                 write!(f, "{member} is not ready for its configuration: {why}")

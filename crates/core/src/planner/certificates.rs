@@ -17,7 +17,7 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
     if let Err(because) = safety::authority_is_trusted(desired) {
         return decision.block(because);
     }
-    for member in desired.members.keys() {
+    for (member, _) in desired.machines() {
         let none = BTreeMap::new();
         let found = match seen.facts(member) {
             None if decision.enrols(member) => &none,
@@ -43,7 +43,20 @@ fn wanting(
     machine: &MachineSeen,
     found: &BTreeMap<CertificateUse, CertificateSeen>,
 ) -> Vec<(CertificateUse, String)> {
-    let desired = view.desired;
+    let uses = uses(view.desired, member).into_iter();
+    uses.filter_map(|of| {
+        let why = fault(view, member, machine, of, found.get(&of))?;
+        Some((of, why))
+    })
+    .collect()
+}
+
+/// What a machine has certificates for. With those of a member it could replicate and command Patroni, or pass for a member: a proxy
+/// gets none of them.
+pub fn uses(desired: &Desired, member: &MemberName) -> Vec<CertificateUse> {
+    if desired.is_proxy(member) {
+        return vec![CertificateUse::Agent];
+    }
     let mut uses = vec![CertificateUse::Member];
     if desired.certificates.peer.is_some() {
         uses.push(CertificateUse::Peer);
@@ -55,12 +68,7 @@ fn wanting(
         uses.push(CertificateUse::Health);
     }
     uses.push(CertificateUse::Agent);
-    uses.into_iter()
-        .filter_map(|of| {
-            let why = fault(view, member, machine, of, found.get(&of))?;
-            Some((of, why))
-        })
-        .collect()
+    uses
 }
 
 fn fault(
@@ -158,7 +166,7 @@ pub fn sans(desired: &Desired, member: &MemberName, machine: &MachineSeen, of: C
     sans.insert(String::from("127.0.0.1"));
     sans.insert(String::from("localhost"));
     sans.insert(member.to_string());
-    if let Some(wish) = desired.members.get(member) {
+    if let Some(wish) = desired.machine(member) {
         sans.insert(wish.machine.clone());
     }
     if of == CertificateUse::Member {

@@ -1,7 +1,7 @@
 //! The configuration: sent to every machine. What it needs of the kind's program is in the room of the kind, and so is the restart that takes
 //! it up.
 
-use super::{Action, Decision, View};
+use super::{Action, Decision, View, proxies};
 use crate::model::Desired;
 use crate::spec::Change;
 
@@ -10,7 +10,10 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
     if !view.may_configure(decision) {
         return;
     }
-    for (member, wish) in &desired.members {
+    for (member, wish) in desired.machines() {
+        if proxies::config_must_wait(view, decision, member) {
+            continue;
+        }
         let why = match seen.facts(member) {
             None if decision.enrols(member) => Ok(Some(format!("{member} has no configuration yet"))),
             Some(facts) if !decision.has_business_with(member) => match &facts.node_config {

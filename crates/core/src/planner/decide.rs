@@ -22,6 +22,11 @@ pub fn decide(desired: &Desired, seen: &Observation) -> Decision {
         decision.waiting = under_way;
         return decision;
     }
+    let other_roles = safety::roles_are_kept(view);
+    if !other_roles.is_empty() {
+        other_roles.into_iter().for_each(|because| decision.block(because));
+        return decision;
+    }
     if agents::decide(view, &mut decision) {
         return decision;
     }
@@ -43,7 +48,7 @@ pub fn decide(desired: &Desired, seen: &Observation) -> Decision {
 /// Machines that go anyway need no trust.
 fn refuse_the_untrusted(view: &View<'_>, decision: &mut Decision) {
     let View { desired, seen, .. } = *view;
-    for (member, agent) in seen.agents.iter().filter(|(member, _)| desired.members.contains_key(*member)) {
+    for (member, agent) in seen.agents.iter().filter(|(member, _)| desired.wants(member)) {
         if let Some(AgentSeen::Untrusted(distrust)) = Seen::get(agent) {
             decision.block(UnsafeBecause::Untrusted { member: member.clone(), distrust: *distrust });
         }

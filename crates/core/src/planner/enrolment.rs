@@ -10,7 +10,7 @@ const TOGETHER: SignedDuration = SignedDuration::from_mins(30);
 
 pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
     let View { desired, seen, .. } = *view;
-    for (member, wish) in &desired.members {
+    for (member, wish) in desired.machines() {
         if decision.has_business_with(member) {
             continue;
         }

@@ -1,6 +1,6 @@
 //! Machines: every member has one, and it is switched on. Or none is, when the operator wants them off.
 
-use super::{Action, Decision, UnsafeBecause, View, WaitingFor, safety};
+use super::{Action, Decision, UnsafeBecause, View, WaitingFor, proxies, safety};
 use crate::model::{AgentSeen, Data, Desired, DesiredMember, MachineSeen, MemberName, PowerState, Seen};
 
 pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
@@ -9,7 +9,7 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
         Seen::At(_, machines) => machines,
         Seen::Unreachable { why, .. } => return decision.wait(WaitingFor::Provider { why: why.clone() }),
     };
-    for (member, wish) in &desired.members {
+    for (member, wish) in desired.machines() {
         match machines.get(member) {
             None if is_awaited_by_its_data(view, member, wish) => decision.step(
                 Action::CreateMachine {
@@ -20,7 +20,7 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
                 format!("the machine of {member} is recreated and keeps its data and its membership"),
             ),
             // What became of it is `repair`'s to find out, or the restore's.
-            None if desired.counts_on(member) => {}
+            None if desired.counts_on(member) || proxies::may_come_back(desired, member, wish) => {}
             None if !may_be_made(view, member, wish) => {}
             None => decision.step(
                 Action::CreateMachine { member: member.clone(), incarnation: wish.incarnation, data: Data::Goes },
@@ -51,8 +51,7 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
             Some(_) => {}
         }
     }
-    let unwanted =
-        machines.iter().filter(|(m, machine)| !desired.members.contains_key(*m) && is_ours(desired, machine));
+    let unwanted = machines.iter().filter(|(m, machine)| !desired.wants(m) && is_ours(desired, machine));
     for (member, machine) in unwanted {
         let needed = desired.belongs(member) && !desired.replaces_data();
         if needed && machine.power == PowerState::Stopping {
@@ -85,7 +84,8 @@ fn may_be_made(view: &View<'_>, member: &MemberName, wish: &DesiredMember) -> bo
     let machines = seen.machines.get().into_iter().flatten();
     let mut others = machines.filter(|(name, machine)| *name != member && is_ours(desired, machine));
     let free = !others.any(|(_, machine)| wish.address.is_some() && wish.address == machine.address);
-    free && (desired.replaces_data() || (wish.join_failed.is_none() && view.takes_members()))
+    let may_join = || desired.is_proxy(member) || (wish.join_failed.is_none() && view.takes_members());
+    free && (desired.replaces_data() || may_join())
 }
 
 /// Removes machines that nobody wants: former ones, and those of members that the spec no longer names. While no client can have
@@ -93,7 +93,7 @@ fn may_be_made(view: &View<'_>, member: &MemberName, wish: &DesiredMember) -> bo
 pub(crate) fn remove_leftover(view: &View<'_>, decision: &mut Decision) {
     let View { desired, seen, .. } = *view;
     let Some(machines) = seen.machines.get() else { return };
-    let unwanted = |m: &&MemberName| !desired.members.contains_key(*m);
+    let unwanted = |m: &&MemberName| !desired.wants(m) && !desired.is_proxy(m);
     for (member, machine) in machines.iter().filter(|(m, machine)| unwanted(m) && is_ours(desired, machine)) {
         if decision.has_business_with(member) {
             continue;

@@ -14,6 +14,7 @@ mod destroy;
 pub(crate) mod enrolment;
 pub(crate) mod machines;
 mod plan;
+pub(crate) mod proxies;
 pub(crate) mod reboot;
 mod remarks;
 pub mod remember;

@@ -2,7 +2,7 @@
 //! next machine is not touched before the one before it is back and healthy.
 
 use super::safety::reboots::{self, Progress};
-use super::{Action, Decision, UnsafeBecause, View, WaitingFor};
+use super::{Action, Decision, UnsafeBecause, View, WaitingFor, proxies};
 use crate::model::{Facts, MemberName, Reboot};
 
 pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
@@ -11,7 +11,7 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
         return;
     }
     // A machine that is away is waited for, or refused, by `repair`; meanwhile the others may not be disturbed.
-    let open = desired.members.iter().filter_map(|(member, wish)| {
+    let open = desired.machines().filter_map(|(member, wish)| {
         let (reboot, facts) = (wish.reboot.as_ref()?, seen.facts(member)?);
         Some((member, reboot, facts, reboots::progress(reboot, facts, desired.fence, view.is_well(member))))
     });
@@ -34,11 +34,16 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
     if next.is_empty() {
         return;
     }
-    view.disturb_one(decision, &next, |member| {
+    let disturb = |member: &MemberName| {
         let found = open.iter().find(|(open, ..)| *open == member);
         let (_, reboot, facts, _) = found.expect("only machines whose reboot is open are disturbed");
         (action(member, reboot, facts), why(reboot))
-    });
+    };
+    let (proxies, members): (Vec<&MemberName>, Vec<_>) = next.into_iter().partition(|next| desired.is_proxy(next));
+    match proxies.first() {
+        Some(proxy) if members.is_empty() => proxies::disturb(view, decision, proxy, disturb(proxy)),
+        _ => view.disturb_one(decision, &members, disturb),
+    }
 }
 
 fn action(member: &MemberName, reboot: &Reboot, facts: &Facts) -> Action {

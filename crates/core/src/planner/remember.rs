@@ -1,11 +1,15 @@
 //! What the ledger keeps of a step: some of it before the step is done, some after. Pure, so that the simulated world
 //! and the real controller remember alike.
 
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
 use jiff::{SignedDuration, Timestamp};
 
 use super::Action;
 use crate::model::{
-    Desired, Facts, Ledger, MemberName, MemberRecord, Observation, Power, PowerState, RebootOrder, Seen, TrustPlane,
+    Desired, Facts, Ledger, MachineSeen, MemberName, MemberRecord, Observation, Power, PowerState, RebootOrder, Seen,
+    TrustPlane,
 };
 
 /// For a machine that was last found unreachable longer ago than this, the time starts again.
@@ -45,15 +49,18 @@ pub fn before(ledger: &mut Ledger, desired: &Desired, action: &Action, now: Time
                     incarnation: *incarnation,
                     renewing: record.renewing,
                     join_failed: record.join_failed.take(),
+                    proxy: record.proxy.take(),
                     ..MemberRecord::default()
                 };
             }
-            record.place = desired.members.get(member).and_then(|wish| wish.place.clone());
+            record.place = desired.machine(member).and_then(|wish| wish.place.clone());
+            let is_proxy = desired.proxies.contains_key(member);
+            record.proxy = is_proxy.then(|| record.proxy.take().unwrap_or_default());
             ledger.places.extend(record.place.clone());
             true
         }
         Action::PushConfig { member, generation } => {
-            let Some(wish) = desired.members.get(member) else { return false };
+            let Some(wish) = desired.machine(member) else { return false };
             let record = ledger.members.entry(member.clone()).or_default();
             let changed = record.generation != *generation || record.digest != wish.digest;
             record.generation = *generation;
@@ -111,6 +118,7 @@ pub fn sighting(ledger: &mut Ledger, desired: &Desired, seen: &Observation) -> b
         }
     }
     note_places(ledger, seen);
+    note_proxies(ledger, seen.machines.get().into_iter().flatten());
     ledger.record_sighting(desired, seen);
     before != noted(ledger)
 }
@@ -161,6 +169,23 @@ fn note_places(ledger: &mut Ledger, seen: &Observation) {
     }
 }
 
+/// Where proxies are: members let them in, and clients that come through them verify that address.
+pub(crate) fn note_proxies<'a>(
+    ledger: &mut Ledger,
+    machines: impl Iterator<Item = (&'a MemberName, &'a MachineSeen)> + Clone,
+) {
+    for (name, record) in &mut ledger.members {
+        let Some(proxy) = &mut record.proxy else { continue };
+        let own = machines
+            .clone()
+            .filter(|(m, machine)| m.seat() == name.as_str() && machine.cluster_id == ledger.cluster_id);
+        let addresses: BTreeSet<IpAddr> = own.filter_map(|(_, machine)| machine.address).collect();
+        if !addresses.is_empty() {
+            proxy.addresses = addresses;
+        }
+    }
+}
+
 /// How long a machine is unseen counts from the first look of a row without long gaps: in one, it may have come and gone.
 fn note_absence(record: &mut MemberRecord, is_seen: bool, grace: Option<SignedDuration>, now: Timestamp) {
     if is_seen {
@@ -180,7 +205,7 @@ fn note_absence(record: &mut MemberRecord, is_seen: bool, grace: Option<SignedDu
 pub fn raise_incarnation(ledger: &mut Ledger, member: &MemberName) -> bool {
     let record = ledger.members.entry(member.clone()).or_default();
     let had = record.incarnation.max(1);
-    *record = MemberRecord { incarnation: had + 1, ..MemberRecord::default() };
+    *record = MemberRecord { incarnation: had + 1, proxy: record.proxy.take(), ..MemberRecord::default() };
     ledger.record_former(member, had);
     true
 }

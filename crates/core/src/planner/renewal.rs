@@ -94,7 +94,7 @@ fn record(view: &View<'_>, decision: &mut Decision, member: &MemberName, why: &s
         };
     }
     // It is replaced, which takes longer: nothing else may be under way then, nor the replacement before it.
-    let nobody_leaves = seen.machines.get().is_some_and(|all| all.keys().all(|m| desired.members.contains_key(m)));
+    let nobody_leaves = seen.machines.get().is_some_and(|all| all.keys().all(|m| desired.wants(m)));
     let quiet = nobody_leaves && decision.waiting.is_empty() && decision.blocked.is_empty();
     let Some(may) = view.may_replace(member).filter(|_| quiet) else { return };
     match may {

@@ -4,7 +4,7 @@
 use jiff::SignedDuration;
 
 use super::safety::{self, Absence};
-use super::{Action, Decision, UnsafeBecause, View, WaitingFor, renewal};
+use super::{Action, Decision, UnsafeBecause, View, WaitingFor, proxies, renewal};
 use crate::model::{DesiredMember, MachineSeen, MemberName, Observation, PowerState, Seen};
 
 /// Why a member must have a new machine.
@@ -20,7 +20,7 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
     if !desired.is_formed() || seen.machines.get().is_none() {
         return;
     }
-    for (member, wish) in &desired.members {
+    for (member, wish) in desired.machines() {
         // What happens to one that does not count yet depends on the waiting time alone.
         if view.learns(member) || decision.has_business_with(member) {
             continue;
@@ -29,7 +29,8 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
             decision.block(because);
             continue;
         }
-        let may_be_made = view.takes_members() && !is_out_of_reach(seen, member, wish);
+        let can_join = desired.is_proxy(member) || view.takes_members();
+        let may_be_made = can_join && !is_out_of_reach(seen, member, wish);
         let never_came = never_came(view, member, wish).filter(|_| may_be_made);
         if let Some(why) = never_came {
             let incarnation = wish.incarnation + 1;
@@ -116,6 +117,10 @@ fn replace_freely(decision: &mut Decision, member: &MemberName, wish: &DesiredMe
 /// Gives the member another machine, if the others can do without the one it had.
 fn replace(view: &View<'_>, decision: &mut Decision, member: &MemberName, why: &str) {
     let desired = view.desired;
+    if let Some(proxy) = desired.proxies.get(member) {
+        let action = Action::RecordReplacement { member: member.clone(), incarnation: proxy.incarnation + 1 };
+        return decision.step(action, format!("{why}; it is a proxy and has no data"));
+    }
     if let Some(left) = view.others_can_do_without(member, decision) {
         let incarnation = desired.members[member].incarnation + 1;
         decision.step(Action::RecordReplacement { member: member.clone(), incarnation }, format!("{why}; {left}"));
@@ -137,12 +142,16 @@ fn renew(view: &View<'_>, decision: &mut Decision, member: &MemberName, why: &st
 
 fn loss(view: &View<'_>, member: &MemberName, wish: &DesiredMember) -> Option<Loss> {
     let View { desired, seen, .. } = *view;
-    if !desired.belongs(member) {
+    let is_proxy = desired.is_proxy(member);
+    if is_proxy && !proxies::may_come_back(desired, member, wish) {
+        return None;
+    }
+    if !desired.belongs(member) && !is_proxy {
         return view.loss_of_new(member);
     }
     let machines = seen.machines.get()?;
     let Some(machine) = machines.get(member) else {
-        let with_it = if wish.data.is_some() { "" } else { ", and its data with it" };
+        let with_it = if wish.data.is_some() || is_proxy { "" } else { ", and its data with it" };
         let what = format!("the machine of {member} is missing{with_it}");
         return Some(Loss::Unseen(what));
     };
@@ -154,6 +163,10 @@ fn loss(view: &View<'_>, member: &MemberName, wish: &DesiredMember) -> Option<Lo
         let what = format!("the machine of {member} does not answer: {why}");
         return Some(Loss::Unseen(what));
     };
+    // One that serves is exchanged in its turn (`proxies`).
+    if is_proxy {
+        return None;
+    }
     if let (Some(pinned), Some(has)) = (wish.address, machine.address)
         && pinned != has
     {
@@ -182,7 +195,7 @@ fn is_booting(view: &View<'_>, member: &MemberName, wish: &DesiredMember) -> boo
 /// would be replaced by the next, without end.
 fn never_came(view: &View<'_>, member: &MemberName, wish: &DesiredMember) -> Option<String> {
     let View { desired, seen, .. } = *view;
-    if desired.belongs(member) {
+    if desired.belongs(member) || proxies::may_come_back(desired, member, wish) {
         return None;
     }
     seen.machines.get()?.get(member).filter(|machine| machine.is_up())?;

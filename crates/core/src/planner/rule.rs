@@ -27,6 +27,7 @@ pub enum Rule {
     StandbyKeepsUp,
     UpgradeIsRehearsed,
     StopsByConsent,
+    ProxyServes,
 }
 
 impl fmt::Display for Rule {
@@ -50,6 +51,7 @@ impl fmt::Display for Rule {
             Rule::StandbyKeepsUp => "no standby has lower limits than its primary",
             Rule::UpgradeIsRehearsed => "an upgrade is rehearsed before anybody stops for it",
             Rule::StopsByConsent => "clients are stopped only with consent",
+            Rule::ProxyServes => "a proxy keeps serving while another is changed",
             Rule::StandbyIsReady => "only a standby with all confirmed commits takes over",
         })
     }

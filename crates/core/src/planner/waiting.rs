@@ -79,6 +79,11 @@ pub enum WaitingFor {
         voters: usize,
         healthy: usize,
     },
+    /// A proxy to serve, or to let the clients through that it keeps waiting.
+    Proxy {
+        member: MemberName,
+        why: String,
+    },
     /// A list of members that is newer than the last change.
     Membership,
     /// A learner to catch up.
@@ -140,6 +145,7 @@ impl WaitingFor {
             | WaitingFor::StorageVersion { member, .. }
             | WaitingFor::RaftSnapshot { member, .. }
             | WaitingFor::Reboot { member, .. }
+            | WaitingFor::Proxy { member, .. }
             | WaitingFor::Turn { member, .. } => Some(member),
         }
     }
@@ -231,6 +237,7 @@ impl fmt::Display for WaitingFor {
             WaitingFor::Turn { member, voters, healthy } => {
                 write!(f, "the others to be healthy, then {member} restarts: {} now", healthy_of(*healthy, *voters))
             }
+            WaitingFor::Proxy { member, why } => write!(f, "{member}: {why}"),
             WaitingFor::Membership => write!(f, "a member list newer than the last membership change"),
             WaitingFor::Learner { member, lag } => {
                 let entries = if *lag == 1 { "entry" } else { "entries" };

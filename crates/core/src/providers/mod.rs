@@ -81,6 +81,25 @@ impl MemberSpec {
         MemberSpec { name, address: None, libvirt: None, incus: None, tags: None }
     }
 
+    /// The same machine without a disk for data: it has none that should outlive it.
+    pub(crate) fn without_data(&self) -> Self {
+        MemberSpec {
+            libvirt: Some(libvirt::section(self).without_data()),
+            incus: Some(incus::section(self).without_data()),
+            ..self.clone()
+        }
+    }
+
+    /// Settings that concern data, by their place in it.
+    pub(crate) fn data_settings(&self) -> Vec<&'static str> {
+        let settings = [
+            ("libvirt.data_volume", libvirt::section(self).data_volume.is_some()),
+            ("libvirt.data_size", libvirt::section(self).data_size.is_some()),
+            ("incus.data_size", incus::section(self).data_size.is_some()),
+        ];
+        settings.into_iter().filter(|(_, given)| *given).map(|(name, _)| name).collect()
+    }
+
     /// The names of the providers that it has a section for.
     fn sections(&self) -> Vec<&'static str> {
         let sections = [("libvirt", self.libvirt.is_some()), ("incus", self.incus.is_some())];
@@ -177,10 +196,10 @@ fn add_words(schema: &mut Schema) {
 /// Checks of one cluster: its provider's own, and that no member has a section of another provider.
 pub(crate) fn check(cluster: &Cluster<'_>, found: &mut Findings<'_>) {
     let settings = cluster.spec.provider.settings();
-    for (index, member) in cluster.spec.members.iter().enumerate() {
+    for (at, member) in cluster.spec.entries() {
         for other in member.sections().into_iter().filter(|section| *section != settings.name()) {
             found.error(
-                cluster.at(&format!("members[{index}].{other}")),
+                cluster.at(&format!("{at}.{other}")),
                 format!(
                     "`{other}` is for machines of the provider `{other}`, and the provider is `{}`",
                     settings.name()

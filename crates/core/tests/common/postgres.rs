@@ -4,10 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use quorate_core::kinds::postgres::spec::Tags;
 use quorate_core::kinds::postgres::{
-    DataState, Dcs, Formation, PatroniStatus, PostgresFacts, RestoreState, RestoreTarget, RestoreWish, Role, Rotation,
-    RotationStage, Standby, SwitchoverRequest, Until,
+    DataState, Dcs, Formation, HAPROXY, PatroniStatus, PostgresFacts, RestoreState, RestoreTarget, RestoreWish, Role,
+    Rotation, RotationStage, Standby, SwitchoverRequest, Until,
 };
-use quorate_core::model::{BinarySeen, Consent, Data, DataSeen, Desired, MemberName, ServiceState};
+use quorate_core::model::{
+    BinarySeen, CertificateUse, Consent, Data, DataSeen, Desired, Exit, MemberName, ServiceState,
+};
 use quorate_core::planner::simulate::{SimMachine, World};
 use quorate_core::planner::{Action, Step};
 use quorate_core::spec::{ClusterSpec, Document, HostFacts};
@@ -146,6 +148,23 @@ pub fn happen(scene: &mut Scene, member: &MemberName, words: &[&str]) -> bool {
             let kept = facts(scene, member).replaced.as_mut().expect("an upgrade has replaced data");
             kept.stamp.token = (*token).to_owned();
         }
+        ["does", "not", "serve"] => {
+            let last_exit = Exit { at: scene.seen.now, how: String::from("exit status: 1"), last_words: String::new() };
+            let fails = ServiceState::BackingOff { restarts: 3, last_exit };
+            scene.facts_mut(member).services.insert(String::from(HAPROXY), fails);
+        }
+        ["keeps", "clients", "waiting"] => scene.facts_mut(member).holds_clients = true,
+        ["claims", "to", "be", "the", "primary"] => {
+            let primary = |machine: &&MemberName| {
+                scene.seen.facts(machine).is_some_and(|facts| {
+                    let status = facts.postgres.as_ref().and_then(|found| found.status.as_ref());
+                    status.is_some_and(|status| status.role == Role::Primary)
+                })
+            };
+            let primary = scene.seen.agents.keys().find(primary).cloned().expect("a primary");
+            let claim = scene.facts_mut(&primary).postgres.clone();
+            scene.facts_mut(member).postgres = claim;
+        }
         ["loses", "what", "it", "kept"] => facts(scene, member).replaced = None,
         ["loses", "the", "restored", "data"] => facts(scene, member).restored = None,
         _ => return false,
@@ -258,8 +277,45 @@ fn status_of(machine: &SimMachine) -> Option<&PatroniStatus> {
     machine.facts()?.postgres.as_ref()?.status.as_ref()
 }
 
+fn serves(machine: &SimMachine) -> bool {
+    let state = machine.facts().and_then(|facts| facts.services.get(HAPROXY));
+    machine.seen.is_up() && matches!(state, Some(ServiceState::Running { .. }))
+}
+
+/// A proxy is trusted with nothing, and somebody serves while one is away.
+fn audit_proxies(desired: &Desired, world: &World, step: &Step) {
+    let is_proxy =
+        |name: &MemberName| world.ledger.members.get(&name.seat().into()).is_some_and(|record| record.proxy.is_some());
+    let Some(proxy) = step.action.member().filter(|member| is_proxy(member)) else { return };
+    match &step.action {
+        Action::InstallCertificates { uses, .. } => {
+            assert!(uses.iter().all(|of| *of == CertificateUse::Agent), "a proxy passes for a member: {step:?}");
+        }
+        Action::DestroyMachine { .. } | Action::RebootMachine { .. } | Action::StopMachine { .. }
+            if desired.destroy.is_none() && desired.power == model::Power::On && !desired.downtime =>
+        {
+            let mut others = world.machines.iter().filter(|(name, _)| *name != proxy && is_proxy(name));
+            let any_wanted = !desired.proxies.is_empty();
+            let served = world.machines.get(proxy).is_some_and(serves);
+            assert!(!served || !any_wanted || others.any(|(_, machine)| serves(machine)), "nobody serves: {step:?}");
+            let held = |machine: &SimMachine| machine.facts().is_some_and(|facts| facts.holds_clients);
+            assert!(!world.machines.values().any(held), "clients wait for a switchover: {step:?}");
+        }
+        Action::CreateMachine { .. }
+        | Action::StartMachine { .. }
+        | Action::StopMachine { .. }
+        | Action::DestroyMachine { .. }
+        | Action::RebootMachine { .. }
+        | Action::Enrol { .. }
+        | Action::UpgradeAgent { .. }
+        | Action::PushConfig { .. } => {}
+        other => panic!("nothing else is asked of a proxy: {other:?}"),
+    }
+}
+
 /// What must hold of every step on PostgreSQL in a world that is as it was seen.
 pub fn audit(desired: &Desired, world: &World, step: &Step) {
+    audit_proxies(desired, world, step);
     let formation = &world.ledger.postgres.formation;
     let roles = roles(world);
     let primaries = roles.values().filter(|status| status.role == Role::Primary).count();
@@ -398,7 +454,12 @@ fn is_to_be_replaced(world: &World, member: &MemberName) -> bool {
 pub fn audit_settled(after: &Scene) {
     let desired = after.desired();
     let machines = after.seen.machines.get().expect("the provider answers");
-    assert_eq!(machines.len(), desired.members.len(), "a machine too many or too few");
+    assert_eq!(machines.len(), desired.machines().count(), "a machine too many or too few");
+    for proxy in desired.proxies.keys() {
+        let facts = after.seen.facts(proxy).expect("a proxy that answers");
+        assert!(matches!(facts.services.get(HAPROXY), Some(ServiceState::Running { .. })), "{proxy} does not serve");
+        assert!(facts.certificates.keys().all(|of| *of == CertificateUse::Agent), "{proxy} passes for a member");
+    }
     let Formation::Formed { members, .. } = &after.ledger.postgres.formation else {
         panic!("settled without a cluster")
     };

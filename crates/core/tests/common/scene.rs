@@ -146,6 +146,8 @@ impl Scene {
         let members = self.ledger.etcd.formation.members().into_iter().flatten();
         let joined = members.filter(|(m, _)| !answers(m)).filter_map(|(_, known)| known.address());
         let members = self.ledger.postgres.formation.members().into_iter().flatten();
+        let proxies = self.ledger.members.iter().filter(|(m, _)| !answers(m)).filter_map(|(_, r)| r.proxy.as_ref());
+        let joined = joined.chain(proxies.flat_map(|proxy| proxy.addresses.iter().copied()));
         let joined = joined.chain(members.filter(|(m, _)| !answers(m)).filter_map(|(_, known)| known.address));
         let machines = self.seen.machines.get().into_iter().flatten();
         let shown = machines.filter(|(m, _)| !answers(m)).filter_map(|(_, machine)| machine.address);
@@ -180,7 +182,7 @@ impl Scene {
     pub fn share_ca(&mut self) {
         self.ledger.authorities.peer = None;
         let desired = self.desired();
-        for (member, wish) in &desired.members {
+        for (member, wish) in desired.machines() {
             let record = self.ledger.members.get_mut(member).expect("a member that the ledger knows");
             record.digest.clone_from(&wish.digest);
             let generation = record.generation;

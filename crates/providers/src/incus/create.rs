@@ -1,6 +1,7 @@
 //! How an instance is created: everything is checked first, then a draft is made, its files are written, and only then it becomes a
 //! machine.
 
+use std::borrow::Cow;
 use std::net::IpAddr;
 
 use hyper::Method;
@@ -38,9 +39,10 @@ struct Prepared {
 }
 
 impl Incus {
-    fn member(&self, machine: &MachineId) -> Result<&MemberSpec, IncusError> {
-        let found = self.spec.members.iter().find(|member| member.name.as_str() == machine.member.seat());
-        found.ok_or_else(|| IncusError::NotInSpec { member: machine.member.to_string() })
+    fn member(&self, machine: &MachineId) -> Result<Cow<'_, MemberSpec>, IncusError> {
+        self.spec
+            .machine(machine.member.seat())
+            .ok_or_else(|| IncusError::NotInSpec { member: machine.member.to_string() })
     }
 
     /// Checks everything that a new machine needs, before anything is created.
@@ -186,7 +188,7 @@ impl Incus {
 
     /// Creates a draft, writes its files, and only then makes it a machine.
     pub(super) async fn make(&self, server: &Server, name: &str, new: &NewMachine<'_>) -> Result<(), ProviderError> {
-        let member = self.member(&new.id)?;
+        let member = &*self.member(&new.id)?;
         let prepared = self.prepare(server, new, member).await?;
         let program = if self.settings.has_agent { None } else { Some(static_program()?) };
         let seed = new.seed(self.spec.name.as_str(), &self.cluster_id, prepared.address);

@@ -51,7 +51,7 @@ impl Incus {
             let first = |member: &MemberSpec| instance::name(cluster, &MachineId::new(&member.name.as_str().into(), 1));
             let later =
                 |rest: &str| rest.is_empty() || rest.strip_prefix("-i").is_some_and(|n| n.parse::<u64>().is_ok());
-            self.spec.members.iter().any(|member| name.strip_prefix(&first(member)).is_some_and(later))
+            self.spec.machines().any(|member| name.strip_prefix(&first(&member)).is_some_and(later))
         };
         listed.unread.iter().filter(|(name, _)| is_ours(name)).collect()
     }

@@ -1,6 +1,8 @@
 //! Whether there is room for the machines that the cluster still lacks: in the storage pool, and within the limits of the project. They
 //! are counted together, so that the first one is refused and not the last.
 
+use std::borrow::Cow;
+
 use quorate_core::spec::{MemberSpec, Size};
 use serde_json::Value;
 
@@ -33,7 +35,7 @@ impl Incus {
         let volumes = self.volumes(server).await?;
         let ours = self.ours(server).await?;
         let needed = self.needed(&self.lacking(member, &ours), &volumes);
-        let on_disk = host.map_or_else(|| needed.clone(), |_| self.needed(&[member], &volumes));
+        let on_disk = host.map_or_else(|| needed.clone(), |_| self.needed(std::slice::from_ref(member), &volumes));
         if on_disk.disk > left {
             return Err(IncusError::NoSpace {
                 pool: self.settings.pool.clone(),
@@ -46,12 +48,13 @@ impl Incus {
     }
 
     /// Members without a machine, and the one that gets another now.
-    fn lacking<'a>(&'a self, member: &'a MemberSpec, ours: &[(Instance, Mark)]) -> Vec<&'a MemberSpec> {
+    fn lacking(&self, member: &MemberSpec, ours: &[(Instance, Mark)]) -> Vec<MemberSpec> {
         let is_there = |other: &MemberSpec| ours.iter().any(|(_, mark)| mark.member.seat() == other.name.as_str());
-        self.spec.members.iter().filter(|other| other.name == member.name || !is_there(other)).collect()
+        let lacks = |other: &MemberSpec| other.name == member.name || !is_there(other);
+        self.spec.machines().map(Cow::into_owned).filter(lacks).collect()
     }
 
-    fn needed(&self, members: &[&MemberSpec], volumes: &[Volume]) -> Needed {
+    fn needed(&self, members: &[MemberSpec], volumes: &[Volume]) -> Needed {
         let bytes = |size: Option<Size>| size.map_or(0, |size| size.0);
         let mut needed = Needed::default();
         for member in members {

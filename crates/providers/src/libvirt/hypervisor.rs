@@ -494,11 +494,10 @@ impl Hypervisor {
                 None => return Err(LibvirtError::NameTaken { name: domain }.into()),
             }
         }
-        let member = self.spec.members.iter().find(|member| member.name.as_str() == new.id.member.seat());
         let missing = || LibvirtError::NotInSpec { member: new.id.member.to_string() };
-        let member = member.ok_or_else(missing)?;
+        let member = self.spec.machine(new.id.member.seat()).ok_or_else(missing)?;
         let seed = new.seed(self.spec.name.as_str(), &self.cluster_id, self.address(new, elsewhere).await?);
-        self.make(&domain, new.name, member, &seed, new.data, new.fence).await
+        self.make(&domain, new.name, &member, &seed, new.data, new.fence).await
     }
 
     pub(super) async fn start(&self, machine: &MachineId) -> Result<(), ProviderError> {

@@ -45,16 +45,16 @@ pub struct Libvirt {
 
 impl Libvirt {
     pub fn new(directories: &Directories, ledger: &Ledger, settings: &LibvirtSettings) -> Self {
-        let named = ledger.spec.members.iter().map(|member| settings.uri_of(member));
-        let mut uris: Vec<&str> = Vec::new();
+        let named = ledger.spec.machines().map(|machine| settings.uri_of(&machine).to_owned());
+        let mut uris: Vec<String> = Vec::new();
         // Machines may be left where the spec has none any more.
-        for uri in named.chain(ledger.places.iter().map(String::as_str)) {
+        for uri in named.chain(ledger.places.iter().cloned()) {
             if !uris.contains(&uri) {
                 uris.push(uri);
             }
         }
         Libvirt {
-            hypervisors: uris.into_iter().map(|uri| Hypervisor::new(directories, ledger, settings, uri)).collect(),
+            hypervisors: uris.iter().map(|uri| Hypervisor::new(directories, ledger, settings, uri)).collect(),
             settings: settings.clone(),
             spec: ledger.spec.clone(),
             cluster_id: ledger.cluster_id.clone(),
@@ -217,9 +217,9 @@ impl Provider for Libvirt {
     }
 
     async fn create(&self, new: &NewMachine<'_>) -> Result<(), ProviderError> {
-        let member = self.spec.members.iter().find(|member| member.name.as_str() == new.id.member.seat());
         let missing = || LibvirtError::NotInSpec { member: new.id.member.to_string() };
-        let uri = self.settings.uri_of(member.ok_or_else(missing)?);
+        let member = self.spec.machine(new.id.member.seat()).ok_or_else(missing)?;
+        let uri = self.settings.uri_of(&member);
         let host = self.hypervisors.iter().find(|hypervisor| hypervisor.uri() == uri).ok_or_else(missing)?;
         // What earlier controllers left half made there goes first.
         if self.missed.borrow().contains(uri) {

@@ -81,7 +81,7 @@ impl Range {
     /// Where the spec pins addresses, that range; else one that follows from the cluster's id. Clusters cannot meet, so it
     /// does not matter when two have the same.
     pub(super) fn new(spec: &ClusterSpec, cluster_id: &str) -> Self {
-        let pinned = spec.members.iter().filter_map(|member| member.address).find_map(Range::of);
+        let pinned = spec.machines().filter_map(|machine| machine.address).find_map(Range::of);
         pinned.unwrap_or_else(|| {
             let hash = Sha256::digest(cluster_id);
             Range::V4([10, hash[0], hash[1]])

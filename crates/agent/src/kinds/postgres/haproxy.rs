@@ -10,6 +10,7 @@ use std::fs;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
@@ -137,8 +138,11 @@ impl Agent {
     /// New clients of this server wait in HAProxy's queue. When the time is up, they are let through, whatever has become of the controller.
     pub(super) async fn hold_clients(self: &Arc<Self>, server: &str, time: Duration) -> Result<(), Refusal> {
         let place = Place::new(&self.layout);
+        self.postgres.holds.store(true, Ordering::SeqCst);
         // Its health is not asked for meanwhile: a server that is down has no queue.
-        place.ask(&format!("set maxconn server primary/{server} 1;disable health primary/{server}")).await?;
+        let held = place.ask(&format!("set maxconn server primary/{server} 1;disable health primary/{server}")).await;
+        self.postgres.holds.store(held.is_ok(), Ordering::SeqCst);
+        held?;
         let turn = {
             let mut held = self.postgres.held.lock().expect("no holder panics");
             *held += 1;
@@ -155,7 +159,13 @@ impl Agent {
         Ok(())
     }
 
+    /// Whether clients wait here until a switchover is over.
+    pub(crate) fn holds_clients(&self) -> bool {
+        self.postgres.holds.load(Ordering::SeqCst)
+    }
+
     pub(super) async fn release_clients(&self, server: &str, to: Option<&str>) -> Result<(), Refusal> {
+        self.postgres.holds.store(false, Ordering::SeqCst);
         *self.postgres.held.lock().expect("no holder panics") += 1;
         let state = self.state.get();
         let most = state.node_config.as_ref().and_then(|in_place| in_place.config.haproxy()).map(|h| h.max_connections);

@@ -10,9 +10,9 @@ pub(crate) fn openings<'a>(config: &NodeConfig, firewall: &'a FirewallConfig) ->
     let (clients, peers) = (firewall.rules.clients_from.as_deref(), firewall.rules.peers_from.as_deref());
     let proxy = config.haproxy().map(|haproxy| [haproxy.primary_port, haproxy.replica_port]);
     let ports = |ports: &[u16]| format!("{{ {} }}", ports.iter().map(u16::to_string).collect::<Vec<_>>().join(", "));
-    let members = [CLIENT_PORT, REST_PORT];
-    let all: Vec<u16> = members.into_iter().chain(proxy.into_iter().flatten()).collect();
-    let between = clients.and(peers).map(|peers| (ports(&members), Some(peers)));
+    let members: &[u16] = if config.patroni().is_some() { &[CLIENT_PORT, REST_PORT] } else { &[] };
+    let all: Vec<u16> = members.iter().copied().chain(proxy.into_iter().flatten()).collect();
+    let between = clients.and(peers).filter(|_| !members.is_empty()).map(|peers| (ports(members), Some(peers)));
     std::iter::once((ports(&all), clients)).chain(between).collect()
 }
 
@@ -20,12 +20,23 @@ pub(crate) fn openings<'a>(config: &NodeConfig, firewall: &'a FirewallConfig) ->
 mod tests {
     use std::collections::BTreeMap;
 
-    use quorate_core::model::{HaproxyService, Runs, ServiceConfig};
+    use quorate_core::Secret;
+    use quorate_core::model::{HaproxyService, PatroniService, Runs, ServiceConfig};
     use quorate_core::spec::Firewall;
 
     use super::*;
 
-    fn config() -> NodeConfig {
+    /// A member, or a machine with nothing but HAProxy.
+    fn config(is_member: bool) -> NodeConfig {
+        let patroni = Runs::Patroni(PatroniService {
+            version: 15,
+            programs: None,
+            next: None,
+            patroni: None,
+            locale: String::new(),
+            config: Secret::new(""),
+            backup: None,
+        });
         let haproxy = HaproxyService {
             program: None,
             primary_port: 5000,
@@ -34,9 +45,15 @@ mod tests {
             check_every_ms: 1,
             servers: BTreeMap::new(),
         };
-        let (name, user) = (String::from("haproxy"), String::from("postgres"));
-        let service = ServiceConfig { name, user, runs: Runs::Haproxy(haproxy), inputs: Default::default() };
-        NodeConfig { files: Vec::new(), services: vec![service], host: None }
+        let service = |name: &str, runs| ServiceConfig {
+            name: name.to_owned(),
+            user: String::from("postgres"),
+            runs,
+            inputs: Default::default(),
+        };
+        let mut services = vec![service("haproxy", Runs::Haproxy(haproxy))];
+        services.extend(is_member.then(|| service("patroni", patroni)));
+        NodeConfig { files: Vec::new(), services, host: None }
     }
 
     #[test]
@@ -47,12 +64,14 @@ mod tests {
             FirewallConfig { rules, scrape_from: Vec::new(), metrics: None }
         };
         let open = firewall(None, ranges("10.0.0.0/24"));
-        assert_eq!(openings(&config(), &open), [(String::from("{ 5432, 8008, 5000, 5001 }"), None)]);
+        assert_eq!(openings(&config(true), &open), [(String::from("{ 5432, 8008, 5000, 5001 }"), None)]);
         let closed = firewall(ranges("10.9.0.0/16"), ranges("10.0.0.0/24"));
         let expected = [
             (String::from("{ 5432, 8008, 5000, 5001 }"), closed.rules.clients_from.as_deref()),
             (String::from("{ 5432, 8008 }"), closed.rules.peers_from.as_deref()),
         ];
-        assert_eq!(openings(&config(), &closed), expected);
+        assert_eq!(openings(&config(true), &closed), expected);
+        let of_proxy = [(String::from("{ 5000, 5001 }"), closed.rules.clients_from.as_deref())];
+        assert_eq!(openings(&config(false), &closed), of_proxy);
     }
 }

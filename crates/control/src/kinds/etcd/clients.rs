@@ -48,6 +48,8 @@ pub enum ClientError {
     Pki(#[from] quorate_pki::Error),
     #[error("cluster {0} does not exist yet: bring it up with `quorate apply` first")]
     NotThere(String),
+    #[error("cluster {0} has no proxy: `postgres.haproxy` in its spec adds one")]
+    NoProxy(String),
     #[error("no machine of cluster {0} can be found, so clients have nothing to connect to: run `quorate status {0}`")]
     NoMachines(String),
     #[error("this cluster's certificates are user-provided and its CA's key is not here, so quorate cannot issue any")]

@@ -21,6 +21,7 @@ use crate::home::Home;
 use crate::kinds::etcd::backup::{self, BackupStatus};
 use crate::kinds::postgres;
 use crate::kinds::postgres::status::{PostgresMember, PostgresStatus};
+use crate::kinds::proxies::{self, ProxyStatus};
 use crate::requests;
 use crate::run::controller::{arch, latest_fence};
 use crate::run::error::ControlError;
@@ -41,6 +42,9 @@ pub struct Status {
     pub quorum: usize,
     pub failures_survived: usize,
     pub members: Vec<MemberStatus>,
+    /// Machines that only lead clients to members.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub proxies: Vec<ProxyStatus>,
     pub alarms: Vec<AlarmStatus>,
     /// What an `apply` would have to deal with.
     pub pending: Pending,
@@ -253,6 +257,7 @@ fn summarize_etcd(ledger: &Ledger, seen: &Observation, decision: &Decision) -> S
         quorum,
         failures_survived: safety::failures_survived(voters, healthy),
         members,
+        proxies: proxies::status(ledger, seen),
         alarms,
         pending: Pending::of(decision),
         requests: requests::open(ledger),
@@ -291,7 +296,9 @@ pub(crate) fn known_members(ledger: &Ledger, seen: &Observation) -> Vec<MemberNa
     let members = etcd.chain(postgres);
     let machines = seen.machines.get().into_iter().flatten();
     let ours = machines.filter(|(_, machine)| machine.cluster_id == ledger.cluster_id).map(|(name, _)| name);
-    let left_out: BTreeSet<MemberName> = members.chain(ours).filter(|m| !names.contains(m)).cloned().collect();
+    let is_proxy = |m: &MemberName| proxies::is_proxy(ledger, m);
+    let left_out = members.chain(ours).filter(|m| !names.contains(m) && !is_proxy(m));
+    let left_out: BTreeSet<MemberName> = left_out.cloned().collect();
     names.extend(left_out);
     names
 }

@@ -22,11 +22,30 @@ use crate::sign::sign;
 /// The superuser's certificate is not meant to be kept: it is made for a working day.
 const VALIDITY: SignedDuration = SignedDuration::from_hours(24);
 
+/// A port of HAProxy.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ProxyPort {
+    Primary,
+    Replica,
+}
+
+/// The port that clients connect to, and what they ask of the server behind it.
+fn way(ledger: &Ledger, proxy: Option<ProxyPort>) -> Result<(u16, &'static str), ClientError> {
+    let haproxy = ledger.spec.postgres.as_ref().and_then(|postgres| postgres.haproxy.as_ref());
+    match (proxy, haproxy) {
+        (None, _) => Ok((CLIENT_PORT, "read-write")),
+        (Some(ProxyPort::Primary), Some(haproxy)) => Ok((haproxy.primary_port, "read-write")),
+        (Some(ProxyPort::Replica), Some(haproxy)) => Ok((haproxy.replica_port, "any")),
+        (Some(_), None) => Err(ClientError::NoProxy(ledger.spec.name.to_string())),
+    }
+}
+
 /// Variables that libpq reads. The first server that is the primary is connected to.
 pub async fn environment(
     home: &Home,
     ledger: &Ledger,
     user: Option<&str>,
+    proxy: Option<ProxyPort>,
 ) -> Result<BTreeMap<&'static str, String>, ClientError> {
     let name = ledger.spec.name.as_str();
     let there = |what: Option<&Secret>| what.cloned().ok_or_else(|| ClientError::NotThere(name.to_owned()));
@@ -36,7 +55,8 @@ pub async fn environment(
         SUPERUSER => there(passwords.map(|known| &known.superuser))?,
         other => there(declared(ledger, other)?)?,
     };
-    let (hosts, dial) = hosts(home, ledger).await?;
+    let (port, session) = way(ledger, proxy)?;
+    let (hosts, dial) = hosts(home, ledger, proxy).await?;
     if hosts.is_empty() {
         return Err(ClientError::NotThere(name.to_owned()));
     }
@@ -47,13 +67,13 @@ pub async fn environment(
     keep_private(&ca, authority.unwrap_or_default())?;
     let mut variables = BTreeMap::from([
         ("PGHOST", hosts.join(",")),
-        ("PGPORT", CLIENT_PORT.to_string()),
+        ("PGPORT", port.to_string()),
         ("PGUSER", user.to_owned()),
         ("PGPASSWORD", password.expose().to_owned()),
         ("PGDATABASE", database(ledger, user)),
         ("PGSSLMODE", String::from("verify-full")),
         ("PGSSLROOTCERT", ca.display().to_string()),
-        ("PGTARGETSESSIONATTRS", String::from("read-write")),
+        ("PGTARGETSESSIONATTRS", session.to_owned()),
     ]);
     if let Dial::Namespace(namespace) = dial {
         variables.insert("QUORATE_NETNS", namespace);
@@ -109,15 +129,21 @@ fn database(ledger: &Ledger, user: &str) -> String {
     owned.next().map_or_else(|| SUPERUSER.to_owned(), |database| database.name.to_string())
 }
 
-/// The addresses of the members, and how this host connects to them.
-async fn hosts(home: &Home, ledger: &Ledger) -> Result<(Vec<String>, Dial), ClientError> {
+/// The addresses of the members, or of those machines that have HAProxy, and how this host connects to them.
+async fn hosts(home: &Home, ledger: &Ledger, proxy: Option<ProxyPort>) -> Result<(Vec<String>, Dial), ClientError> {
     let provider = home.provider(ledger);
     let machines = provider.machines().await.map_err(ControlError::from)?;
     let machines = by_name(ledger, machines.found);
     let address = |name: &MemberName| Some(machines.get(name)?.address?.to_string());
-    let members = ledger.spec.members.iter().map(|member| MemberName::from(member.name.as_str()));
+    let haproxy = ledger.spec.postgres.as_ref().and_then(|postgres| postgres.haproxy.as_ref());
+    let is_wanted = |name: &str| proxy.is_none() || haproxy.is_some_and(|haproxy| haproxy.runs_on(name));
+    let members = ledger.spec.members.iter().filter(|member| is_wanted(member.name.as_str()));
+    let names: Vec<MemberName> = match proxy.is_some() && ledger.spec.proxies().next().is_some() {
+        true => ledger.spec.proxies().map(|proxy| proxy.name.as_str().into()).collect(),
+        false => members.map(|member| member.name.as_str().into()).collect(),
+    };
     let way = machines.iter().next().map(|(name, machine)| dial(&*provider, name, machine)).unwrap_or_default();
-    Ok((members.filter_map(|name| address(&name)).collect(), way))
+    Ok((names.iter().filter_map(address).collect(), way))
 }
 
 /// The superuser shows a certificate of the members' CA besides the password.

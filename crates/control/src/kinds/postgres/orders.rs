@@ -68,7 +68,7 @@ fn haproxy(ledger: &Ledger) -> Option<&Haproxy> {
 /// Longer than a switchover takes once no transaction is waited for. Should nobody release the clients by then, each agent does.
 const SWITCHING: u64 = 30_000;
 
-/// The members whose HAProxy keeps new clients waiting during a switchover, and what each agent is told before and after it. After one that
+/// The machines whose HAProxy keeps new clients waiting during a switchover, and what each agent is told before and after it. After one that
 /// failed, clients are only let through.
 pub(crate) fn holding(
     ledger: &Ledger,
@@ -77,14 +77,24 @@ pub(crate) fn holding(
 ) -> Option<(Vec<MemberName>, Order, impl Fn(bool) -> Order)> {
     let haproxy = haproxy(ledger)?;
     let members = ledger.spec.members.iter().filter(|member| haproxy.runs_on(member.name.as_str()));
-    let members = members.map(|member| member.name.as_str().into()).collect();
+    let members = members.map(|member| member.name.as_str().into());
+    let proxies = members.chain(proxy_machines(ledger)).collect();
     let (server, successor) = (server_name(from), server_name(to));
     let hold = PostgresOrder::HoldClients { server: server.clone(), for_ms: haproxy.drain.0 + SWITCHING };
     let release = move |succeeded: bool| {
         let to = succeeded.then(|| successor.clone());
         Order::Postgres(PostgresOrder::ReleaseClients { server: server.clone(), to })
     };
-    Some((members, Order::Postgres(hold), release))
+    Some((proxies, Order::Postgres(hold), release))
+}
+
+/// Proxies on machines of their own, and what is still there of them: clients come through all of these.
+fn proxy_machines(ledger: &Ledger) -> impl Iterator<Item = MemberName> {
+    let known = ledger.members.iter().filter(|(_, record)| record.proxy.is_some());
+    known.flat_map(|(name, record)| {
+        let former = (1..record.incarnation).map(|incarnation| name.former(incarnation));
+        std::iter::once(name.clone()).chain(former)
+    })
 }
 
 /// What Patroni calls the machine of a member.

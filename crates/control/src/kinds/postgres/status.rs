@@ -10,6 +10,7 @@ use crate::kinds::etcd::backup::{self, BackupStatus};
 use crate::kinds::etcd::status::{
     MemberStatus, Pending, Status, Verdict, ca_expires, known_members, machine_name, renew_by, unseen,
 };
+use crate::kinds::proxies;
 use crate::requests;
 
 /// What only a cluster of PostgreSQL has.
@@ -53,6 +54,9 @@ pub(crate) fn summarize(ledger: &Ledger, seen: &Observation, decision: &Decision
         Formation::Formed { .. } if healthy == all => Verdict::Healthy,
         Formation::Formed { .. } => Verdict::Degraded,
     };
+    let proxies = proxies::status(ledger, seen);
+    let (serving, all_proxies) = proxies::serving(&proxies);
+    let verdict = if verdict == Verdict::Healthy && serving < all_proxies { Verdict::Degraded } else { verdict };
     // So many may fail, and somebody is left to whom every commit was confirmed.
     let spare = healthy.saturating_sub(1 + if strict { usize::from(nodes) } else { 0 });
     Status {
@@ -66,12 +70,14 @@ pub(crate) fn summarize(ledger: &Ledger, seen: &Observation, decision: &Decision
         },
         etcd_version: String::new(),
         verdict,
-        summary: summary(verdict, primary.map(|(name, _)| name), (all, healthy), spare, nodes),
+        summary: summary(verdict, primary.map(|(name, _)| name), (all, healthy), spare, nodes)
+            + &proxies::summary(verdict, serving, all_proxies),
         voters: all,
         healthy,
         quorum: 1,
         failures_survived: spare,
         members,
+        proxies,
         alarms: Vec::new(),
         pending: Pending::of(decision),
         requests: requests::open(ledger),

@@ -68,7 +68,7 @@ pub(crate) fn check(cluster: &Cluster, all: &Spec, host: &HostFacts, found: &mut
     }
 }
 
-/// Ports that are taken on every member, and by whom.
+/// Ports that are taken on every member, and by whom. On a machine of its own, HAProxy shares with the agent alone.
 const TAKEN: [(u16, &str); 3] = [(CLIENT_PORT, "PostgreSQL"), (REST_PORT, "Patroni"), (AGENT_PORT, "quorate's agent")];
 const SHORTEST_CHECK: Millis = Millis(200);
 const LONGEST_DRAIN: Millis = Millis(300_000);
@@ -77,8 +77,10 @@ fn proxy(cluster: &Cluster, haproxy: &Haproxy, found: &mut Findings) {
     let at = |field: &str| cluster.at(&format!("postgres.haproxy.{field}"));
     let ports = [("primary_port", haproxy.primary_port), ("replica_port", haproxy.replica_port)];
     for (field, port) in ports {
-        if let Some((_, who)) = TAKEN.iter().find(|(taken, _)| *taken == port) {
-            let message = format!("port {port} is taken on every member, by {who}");
+        let is_taken = |taken: u16| taken == port && (haproxy.machines.is_none() || taken == AGENT_PORT);
+        if let Some((_, who)) = TAKEN.iter().find(|(taken, _)| is_taken(*taken)) {
+            let machine = if haproxy.machines.is_some() { "machine" } else { "member" };
+            let message = format!("port {port} is taken on every {machine}, by {who}");
             found.error(at(field), message, "choose another port");
         } else if port < 1024 {
             let message = format!("port {port} is reserved for root, and HAProxy does not run as root");
@@ -100,6 +102,9 @@ fn proxy(cluster: &Cluster, haproxy: &Haproxy, found: &mut Findings) {
         let message = format!("`drain` is {}, and new clients wait for as long", haproxy.drain);
         found.error(at("drain"), message, format!("set at most {LONGEST_DRAIN}"));
     }
+    if let Some(machines) = &haproxy.machines {
+        proxy_machines(cluster, haproxy, machines, found);
+    }
     let Some(members) = &haproxy.members else { return };
     if members.is_empty() {
         found.error(at("members"), "HAProxy is to run on no member", "name one, or leave out `haproxy`");
@@ -109,6 +114,27 @@ fn proxy(cluster: &Cluster, haproxy: &Haproxy, found: &mut Findings) {
         if !cluster.spec.members.iter().any(|member| member.name == *name) {
             let message = format!("the cluster has no member `{name}`");
             found.error(at(&format!("members[{index}]")), message, "name members of this cluster");
+        }
+    }
+}
+
+/// Machines of their own. Their names and addresses are checked with those of members.
+fn proxy_machines(cluster: &Cluster, haproxy: &Haproxy, machines: &[MemberSpec], found: &mut Findings) {
+    let at = |field: &str| cluster.at(&format!("postgres.haproxy.{field}"));
+    if machines.is_empty() {
+        found.error(at("machines"), "HAProxy is to run on no machine", "name one, or leave out `haproxy`");
+    }
+    if haproxy.members.is_some() {
+        let message = "HAProxy runs on members or on machines of its own, not on both";
+        found.error(at("machines"), message, "leave out `members` or `machines`");
+    }
+    for (index, machine) in machines.iter().enumerate() {
+        let within = |field: &str| at(&format!("machines[{index}].{field}"));
+        if machine.tags.is_some() {
+            found.error(within("tags"), "tags are for members, and this machine has no PostgreSQL", "leave them out");
+        }
+        for field in machine.data_settings() {
+            found.error(within(field), "a machine that only runs HAProxy has no data", "leave it out");
         }
     }
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
-use super::spec::{PatroniSettings, PostgresSettings, Slot, Tags, WatchdogMode};
+use super::spec::{Haproxy, PatroniSettings, PostgresSettings, Slot, Tags, WatchdogMode};
 use super::{
     CLIENT_PORT, Dcs, FormedWith, HAPROXY, Passwords, REPLICATOR, REST_PORT, REWINDER, Record, Rotation, RotationStage,
     RotationWish, SERVICE, SUPERUSER, Wish, repository,
@@ -145,12 +145,7 @@ pub fn patroni_name(member: &str, incarnation: u64) -> String {
 }
 
 pub(crate) fn node_config(spec: &ClusterSpec, ledger: &Ledger, member: &MemberSpec, brought: &Brought) -> NodeConfig {
-    let mut files = Vec::new();
-    if let Some(peers) = &ledger.authorities.peer {
-        files.push(ConfigFile::text(PEER_TRUST_FILE, 0o644, Secret::new(peers.bundle())));
-        let lists = peers.lists(&ledger.issued).map(Secret::new);
-        files.extend(lists.map(|lists| ConfigFile::text(PEER_LIST_FILE, 0o644, lists)));
-    }
+    let mut files = peer_files(ledger);
     let dcs = brought.dcs.as_ref().and_then(|dcs| dcs.as_ref().ok());
     files.extend(dcs.into_iter().flat_map(dcs_files));
     files.extend(repository::files(brought));
@@ -181,8 +176,26 @@ pub(crate) fn node_config(spec: &ClusterSpec, ledger: &Ledger, member: &MemberSp
         let inputs = files.iter().map(|file| file.path.clone()).collect();
         services.push(ServiceConfig { name: SERVICE.to_owned(), user: SUPERUSER.to_owned(), runs, inputs });
     }
-    services.extend(haproxy(spec, ledger, member));
+    let proxy = spec.postgres.as_ref().and_then(|postgres| postgres.haproxy.as_ref());
+    let proxy = proxy.filter(|haproxy| haproxy.runs_on(member.name.as_str()));
+    services.extend(proxy.map(|proxy| haproxy(proxy, ledger, SUPERUSER)));
     NodeConfig { files, services, host: None }
+}
+
+/// HAProxy alone. It knows whom to trust as a member, and nothing that a member would trust.
+pub(crate) fn proxy_config(spec: &ClusterSpec, ledger: &Ledger) -> NodeConfig {
+    let files = peer_files(ledger);
+    let settings = spec.postgres.as_ref().and_then(|postgres| postgres.haproxy.as_ref());
+    let services = settings.map(|settings| haproxy(settings, ledger, HAPROXY)).into_iter().collect();
+    NodeConfig { files, services, host: None }
+}
+
+/// Whose certificates are those of members, and which of them are refused.
+fn peer_files(ledger: &Ledger) -> Vec<ConfigFile> {
+    let Some(peers) = &ledger.authorities.peer else { return Vec::new() };
+    let trust = ConfigFile::text(PEER_TRUST_FILE, 0o644, Secret::new(peers.bundle()));
+    let lists = peers.lists(&ledger.issued).map(Secret::new);
+    std::iter::once(trust).chain(lists.map(|lists| ConfigFile::text(PEER_LIST_FILE, 0o644, lists))).collect()
 }
 
 /// How the etcd is known, and how Patroni is known to it.
@@ -196,8 +209,7 @@ fn dcs_files(dcs: &Dcs) -> Vec<ConfigFile> {
 }
 
 /// Members that leave and former machines are servers too, as long as they have data: one of them may be the primary.
-fn haproxy(spec: &ClusterSpec, ledger: &Ledger, member: &MemberSpec) -> Option<ServiceConfig> {
-    let haproxy = spec.postgres.as_ref()?.haproxy.as_ref().filter(|haproxy| haproxy.runs_on(member.name.as_str()))?;
+fn haproxy(haproxy: &Haproxy, ledger: &Ledger, user: &str) -> ServiceConfig {
     let runs = Runs::Haproxy(HaproxyService {
         program: haproxy.program.as_ref().map(|path| path.display().to_string()),
         primary_port: haproxy.primary_port,
@@ -207,20 +219,23 @@ fn haproxy(spec: &ClusterSpec, ledger: &Ledger, member: &MemberSpec) -> Option<S
         servers: addresses(ledger).map(|(name, address)| (server_name(name), address)).collect(),
     });
     let inputs = [PEER_TRUST_FILE, PEER_LIST_FILE].map(str::to_owned).into();
-    Some(ServiceConfig { name: HAPROXY.to_owned(), user: SUPERUSER.to_owned(), runs, inputs })
+    ServiceConfig { name: HAPROXY.to_owned(), user: user.to_owned(), runs, inputs }
 }
 
-/// What runs on a member, and the tag of its log. PostgreSQL's is in Patroni's.
+/// What runs on a member or a proxy, and the tag of its log. PostgreSQL's is in Patroni's.
 pub(crate) fn logs(settings: &LogForwarding, spec: &ClusterSpec, member: &MemberSpec) -> Vec<ServiceLog> {
-    let haproxy = spec.postgres.as_ref().and_then(|postgres| postgres.haproxy.as_ref());
-    let haproxy =
-        haproxy.filter(|haproxy| haproxy.runs_on(member.name.as_str())).map(|_| (HAPROXY, &settings.haproxy_tag));
-    let log = |(service, tag): (&str, &String)| ServiceLog {
+    let log = |service: &str, user: &str, tag: &String| ServiceLog {
         service: service.to_owned(),
-        user: SUPERUSER.to_owned(),
+        user: user.to_owned(),
         tag: tag.clone(),
     };
-    std::iter::once((SERVICE, &settings.patroni_tag)).chain(haproxy).map(log).collect()
+    if spec.proxies().any(|proxy| proxy.name == member.name) {
+        return vec![log(HAPROXY, HAPROXY, &settings.haproxy_tag)];
+    }
+    let haproxy = spec.postgres.as_ref().and_then(|postgres| postgres.haproxy.as_ref());
+    let haproxy = haproxy.filter(|haproxy| haproxy.runs_on(member.name.as_str()));
+    let haproxy = haproxy.map(|_| log(HAPROXY, SUPERUSER, &settings.haproxy_tag));
+    std::iter::once(log(SERVICE, SUPERUSER, &settings.patroni_tag)).chain(haproxy).collect()
 }
 
 /// Where the members are that have data.
@@ -239,7 +254,8 @@ pub fn server_name(member: &MemberName) -> String {
 pub(crate) fn proxied_addresses(spec: &ClusterSpec, ledger: &Ledger) -> BTreeSet<IpAddr> {
     match spec.postgres.as_ref().and_then(|postgres| postgres.haproxy.as_ref()) {
         Some(haproxy) => {
-            addresses(ledger).filter(|(name, _)| haproxy.runs_on(name.as_str())).map(|(_, address)| address).collect()
+            let members = addresses(ledger).filter(|(name, _)| haproxy.runs_on(name.as_str()));
+            members.map(|(_, address)| address).chain(ledger.proxy_addresses(spec)).collect()
         }
         None => BTreeSet::new(),
     }

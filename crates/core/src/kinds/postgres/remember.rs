@@ -4,7 +4,7 @@ use super::{Formation, FormedWith, Previous, Record, Role, RotationStage, Upgrad
 use crate::model::{Data, DataSeen, Desired, Ledger, MemberName, Observation, Stamp};
 use crate::planner::remember::renewed;
 use crate::planner::safety::reboots::{self, Progress};
-use crate::planner::{Action, View};
+use crate::planner::{self, Action, View};
 
 /// Before a step. Says whether the ledger changed.
 pub(crate) fn before(ledger: &mut Ledger, desired: &Desired, action: &Action) -> bool {
@@ -131,7 +131,11 @@ pub(crate) fn sighting(ledger: &mut Ledger, desired: &Desired, seen: &Observatio
     end_renewals(ledger, seen);
     for (member, record) in &mut ledger.members {
         let Some(facts) = seen.facts(member) else { continue };
-        let serves = safety::status(seen, member).is_some_and(|s| s.role == Role::Primary || s.streaming);
+        let streams = safety::status(seen, member).is_some_and(|s| s.role == Role::Primary || s.streaming);
+        let serves = match record.proxy.is_some() {
+            true => planner::safety::serves(&View::new(desired, seen), member),
+            false => streams,
+        };
         record.reboot = record
             .reboot
             .take()

@@ -35,7 +35,7 @@ pub fn leads(view: &View<'_>, member: &MemberName) -> bool {
 
 /// The primary, if exactly one member says that it is. Two that say so are nobody's to choose from.
 pub fn primary<'a>(view: &View<'a>) -> Option<&'a MemberName> {
-    let mut claim = view.seen.agents.keys().filter(|member| leads(view, member));
+    let mut claim = view.seen.agents.keys().filter(|name| leads(view, name) && !view.desired.is_proxy(name));
     let first = claim.next()?;
     claim.next().is_none().then_some(first)
 }

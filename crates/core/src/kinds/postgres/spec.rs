@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::spec::{AuthName, Millis, Name};
+use crate::spec::{AuthName, MemberSpec, Millis, Name};
 
 /// Settings of PostgreSQL and of Patroni, which keeps it available.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -207,6 +207,9 @@ pub struct Haproxy {
     /// The members that it runs on. If absent, all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub members: Option<Vec<Name>>,
+    /// Machines that run it and nothing else. If absent, it runs on members.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub machines: Option<Vec<MemberSpec>>,
     /// So many clients are connected at most, through each HAProxy.
     pub max_connections: u32,
     /// Time between two health checks of a member.
@@ -225,6 +228,7 @@ impl Default for Haproxy {
             primary_port: 5000,
             replica_port: 5001,
             members: None,
+            machines: None,
             max_connections: 1000,
             check_every: Millis(2_000),
             drain: Millis(5_000),
@@ -234,8 +238,10 @@ impl Default for Haproxy {
 }
 
 impl Haproxy {
+    /// Whether it runs on this member.
     pub fn runs_on(&self, member: &str) -> bool {
-        self.members.as_ref().is_none_or(|members| members.iter().any(|name| name.as_str() == member))
+        let is_named = |members: &Vec<Name>| members.iter().any(|name| name.as_str() == member);
+        self.machines.is_none() && self.members.as_ref().is_none_or(is_named)
     }
 }
 

@@ -76,6 +76,15 @@ impl UnsafeBecause {
                     String::from("run `quorate status NAME`, repair the standby with `quorate apply NAME`, then re-run")
                 }
             },
+            UnsafeBecause::LastProxy { down, .. } if down.is_empty() => {
+                String::from("add a proxy to the spec; or allow the interruption with `--allow-downtime`")
+            }
+            UnsafeBecause::LastProxy { .. } => String::from(
+                "run `quorate status NAME`, and apply again when they serve; or allow the interruption with `--allow-downtime`",
+            ),
+            UnsafeBecause::OtherRole { .. } => {
+                String::from("use another name in the spec; this one is free again when its machine was removed")
+            }
             UnsafeBecause::LimitsBothWays { .. } => {
                 String::from("apply the raised limits first, then the lowered ones")
             }

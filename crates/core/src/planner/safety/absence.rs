@@ -26,9 +26,9 @@ pub enum Absence {
 pub fn judge_absence(view: &View<'_>, member: &MemberName, what: &str) -> Result<Absence, UnsafeBecause> {
     let View { desired, seen, .. } = *view;
     // A former machine has no record, so only the operator can say that it is dead.
-    let since = desired.members.get(member).and_then(|wish| wish.unseen_since);
+    let since = desired.machine(member).and_then(|wish| wish.unseen_since);
     let unseen = since.map_or(SignedDuration::ZERO, |since| seen.now.duration_since(since));
-    if desired.grace.is_some() && desired.members.contains_key(member) && unseen < BLINK {
+    if desired.grace.is_some() && desired.wants(member) && unseen < BLINK {
         return Ok(Absence::Brief);
     }
     let peers = Peers::of(view, member);
@@ -73,8 +73,10 @@ impl Peers {
         let told = |peer: &MemberName| seen.facts(peer)?.reaches.get(&address?).copied();
         let others: Vec<&MemberName> = desired.all_joined().filter(|peer| *peer != member).collect();
         let all = view.voters().all.max(1);
-        // Every report counts, also of machines that are no members yet: the successor of a lost machine reports in its place.
-        let telling = |word: bool| seen.agents.keys().filter(move |peer| *peer != member && told(peer) == Some(word));
+        // Every report counts, also of machines that are no members yet: the successor of a lost machine reports in its place. Proxies
+        // are trusted with less.
+        let counts = move |peer: &&MemberName| *peer != member && !desired.is_proxy(peer);
+        let telling = |word: bool| seen.agents.keys().filter(counts).filter(move |peer| told(peer) == Some(word));
         Peers {
             reach: telling(true).cloned().collect(),
             miss: telling(false).count(),
@@ -103,5 +105,6 @@ impl Peers {
 fn address_of(view: &View<'_>, member: &MemberName) -> Option<IpAddr> {
     let View { desired, seen, .. } = *view;
     let machine = seen.machines.get()?.get(member).and_then(|machine| machine.address);
-    machine.or_else(|| desired.joined(member)?.address)
+    let known = || desired.known_proxies.get(member)?.first().copied();
+    machine.or_else(|| desired.joined(member)?.address).or_else(known)
 }

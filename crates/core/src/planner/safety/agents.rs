@@ -10,7 +10,7 @@ use crate::planner::View;
 pub fn another_agent_is_away<'a>(view: &View<'a>, member: &MemberName) -> Option<(&'a MemberName, &'a str)> {
     let View { desired, seen, .. } = *view;
     let machines = seen.machines.get()?;
-    desired.members.iter().filter(|(other, _)| *other != member).find_map(|(other, wish)| {
+    desired.machines().filter(|(other, _)| *other != member).find_map(|(other, wish)| {
         machines.get(other).filter(|machine| machine.is_up())?;
         let Seen::Unreachable { why, .. } = seen.agents.get(other)? else { return None };
         let unseen = wish.unseen_since.map_or(SignedDuration::ZERO, |since| seen.now.duration_since(since));

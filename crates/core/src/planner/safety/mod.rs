@@ -5,6 +5,7 @@ mod absence;
 mod agents;
 mod orders;
 mod peers;
+mod proxies;
 pub mod reboots;
 pub mod requests;
 mod revocation;
@@ -18,6 +19,7 @@ pub use absence::{Absence, judge_absence, peers_miss};
 pub use agents::another_agent_is_away;
 pub use orders::orders_under_way;
 pub use peers::{signs_for_all, trusted_by_all};
+pub use proxies::{held, may_clear_away_proxy, may_configure_proxy, may_disturb_proxy, roles_are_kept, serves};
 pub use revocation::is_gone;
 pub use trust::{believe, is_absurd_fence, is_witness};
 
@@ -53,7 +55,7 @@ pub fn address_is_free(view: &View<'_>, member: &MemberName, wish: &DesiredMembe
     let View { desired, seen, .. } = *view;
     let Some(address) = wish.address else { return Ok(()) };
     let machines = seen.machines.get().into_iter().flatten();
-    let stays = |other: &MemberName| desired.members.get(other).is_some_and(|w| w.address.is_none_or(|a| a == address));
+    let stays = |other: &MemberName| desired.machine(other).is_some_and(|w| w.address.is_none_or(|a| a == address));
     let holder =
         machines.filter(|(m, machine)| *m != member && machine.address == Some(address)).find(|(m, _)| stays(m));
     match holder {
@@ -88,8 +90,8 @@ pub fn fence_is_current(last: u64, member: &MemberName, facts: &Facts) -> Result
 pub fn ledger_is_current(desired: &Desired, member: &MemberName, facts: &Facts) -> Result<(), UnsafeBecause> {
     fence_is_current(desired.fence, member, facts)?;
     let older = |what, ledger, agent| UnsafeBecause::OlderLedger { member: member.clone(), what, ledger, agent };
-    let recorded = desired.members.get(member).map_or(0, |m| m.generation);
-    let digest = desired.members.get(member).map(|m| &m.digest);
+    let recorded = desired.machine(member).map_or(0, |m| m.generation);
+    let digest = desired.machine(member).map(|m| &m.digest);
     match &facts.node_config {
         Some((generation, _)) if *generation > recorded => Err(older("configuration", recorded, *generation)),
         // The agent would refuse it: other content under a generation that it holds already.

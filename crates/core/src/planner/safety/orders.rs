@@ -8,7 +8,7 @@ use crate::planner::{View, WaitingFor};
 /// before is not asked: a replacement does not wait for the old machine.
 pub fn orders_under_way(view: &View<'_>) -> Vec<WaitingFor> {
     let View { desired, seen, .. } = *view;
-    let busy = desired.members.keys().filter_map(|member| Some((member, seen.facts(member)?.busy.as_ref()?)));
+    let busy = desired.machines().filter_map(|(member, _)| Some((member, seen.facts(member)?.busy.as_ref()?)));
     let orders = busy.map(|(member, busy)| WaitingFor::Order { member: member.clone(), order: busy.order.clone() });
     orders.chain(reboots::under_way(view)).collect()
 }

@@ -62,7 +62,7 @@ pub fn progress(reboot: &Reboot, facts: &Facts, fence: u64, is_healthy: bool) ->
 pub fn under_way(view: &View<'_>) -> Vec<WaitingFor> {
     let View { desired, seen, .. } = *view;
     let mut waiting = Vec::new();
-    for member in desired.members.keys() {
+    for (member, _) in desired.machines() {
         let (why, upgrading) = match seen.facts(member).and_then(|facts| facts.reboot.as_ref()) {
             Some(RebootSeen::UpgradingPackages { seconds }) => {
                 (format!("its packages have been upgrading for {seconds} s"), Some(*seconds))
@@ -87,7 +87,7 @@ pub fn may_switch_on(view: &View<'_>, member: &MemberName) -> bool {
 }
 
 fn unseen_while_rebooting(view: &View<'_>, member: &MemberName) -> Option<SignedDuration> {
-    let wish = view.desired.members.get(member)?;
+    let wish = view.desired.machine(member)?;
     wish.reboot.as_ref()?.ordered.as_ref()?;
     Some(wish.unseen_since.map_or(SignedDuration::ZERO, |since| view.seen.now.duration_since(since)))
 }

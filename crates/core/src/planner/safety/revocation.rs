@@ -12,7 +12,7 @@ pub fn is_gone(view: &View<'_>, member: &MemberName, incarnation: u64) -> bool {
     let is_it = |(name, machine): (&MemberName, &MachineSeen)| {
         name.seat() == member.seat() && machine.incarnation == incarnation && machine.cluster_id == desired.cluster_id
     };
-    let current = desired.members.get(member).map(|wish| wish.incarnation);
+    let current = desired.machine(member).map(|wish| wish.incarnation);
     let is_current = current.is_none_or(|current| current == incarnation);
     let listed =
         desired.joined(&member.former(incarnation)).is_some() || (is_current && desired.joined(member).is_some());

@@ -8,8 +8,12 @@ use crate::model::{AgentSeen, Distrust, Facts, Ledger, MemberName, Number};
 /// second this is reached after 136 years.
 const MOST_RUNS: u64 = 1 << 32;
 
-/// What follows from an enrolled agent's report.
-pub fn believe(ledger: &Ledger, member: &MemberName, facts: Box<Facts>) -> AgentSeen {
+/// What follows from an enrolled agent's report. A proxy is asked for nothing that only members know, and not heard if it says so.
+pub fn believe(ledger: &Ledger, member: &MemberName, mut facts: Box<Facts>) -> AgentSeen {
+    if is_proxy(ledger, member.seat()) {
+        (facts.postgres, facts.etcd.status) = (None, None);
+        facts.reaches.clear();
+    }
     match distrust(ledger, member, &facts) {
         Some(distrust) => AgentSeen::Untrusted(distrust),
         None => AgentSeen::Enrolled(facts),
@@ -26,7 +30,11 @@ pub fn is_absurd_fence(known: u64, told: u64) -> bool {
 /// above whatever they remembered then.
 pub fn is_witness(ledger: &Ledger, seat: &str, incarnation: u64) -> bool {
     let wanted = ledger.members.iter().find(|(member, _)| member.as_str() == seat).map_or(0, |(_, m)| m.incarnation);
-    ledger.older_accepted.is_none() && incarnation >= wanted
+    ledger.older_accepted.is_none() && incarnation >= wanted && !is_proxy(ledger, seat)
+}
+
+fn is_proxy(ledger: &Ledger, seat: &str) -> bool {
+    ledger.members.get(&seat.into()).is_some_and(|record| record.proxy.is_some())
 }
 
 fn distrust(ledger: &Ledger, member: &MemberName, facts: &Facts) -> Option<Distrust> {
@@ -49,7 +57,7 @@ mod tests {
     use super::*;
     use crate::kinds::etcd::spec::ClientAuth;
     use crate::kinds::etcd::versions;
-    use crate::model::{Consent, MemberRecord};
+    use crate::model::{Consent, MemberRecord, ProxyRecord};
     use crate::spec::generated;
 
     #[test]
@@ -61,6 +69,9 @@ mod tests {
         assert!(!is_witness(&ledger, "etcd-1", 1), "it is being replaced");
         assert!(is_witness(&ledger, "etcd-1", 2) && is_witness(&ledger, "etcd-1", 3), "a later ledger made the third");
         assert!(is_witness(&ledger, "etcd-9", 1), "nothing is known of it");
+        let record = MemberRecord { proxy: Some(ProxyRecord::default()), ..MemberRecord::default() };
+        ledger.members.insert("proxy-1".into(), record);
+        assert!(!is_witness(&ledger, "proxy-1", 1), "members do not trust it");
         let shown = String::new();
         ledger.older_accepted = Some(Consent { at: Timestamp::UNIX_EPOCH, by: String::new(), shown });
         assert!(!is_witness(&ledger, "etcd-1", 3));

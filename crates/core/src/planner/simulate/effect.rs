@@ -48,6 +48,7 @@ impl World {
                 is_shown.then(|| (if current { seat } else { seat.former(incarnation) }, machine))
             })
             .collect();
+        remember::note_proxies(&mut self.ledger, self.machines.iter().map(|(name, machine)| (name, &machine.seen)));
         self.agree();
     }
 
@@ -251,7 +252,14 @@ impl World {
     }
 
     fn push(&mut self, desired: &Desired, member: &MemberName, generation: u64) {
-        let Some(wish) = desired.members.get(member) else { return };
+        let Some(wish) = desired.machine(member) else { return };
+        if desired.proxies.contains_key(member) {
+            let services = wish.config.services.iter().map(|service| (service.name.clone(), running(String::new())));
+            let (digest, services) = (wish.digest.clone(), services.collect());
+            return self.on(member, |facts| {
+                (facts.node_config, facts.services) = (Some((generation, digest)), services);
+            });
+        }
         let (digest, version) = (wish.digest.clone(), wish.etcd_version.clone());
         self.on(member, |facts| {
             facts.node_config = Some((generation, digest));
@@ -290,6 +298,7 @@ impl World {
     /// What it ran starts with its machine.
     fn reboot(&mut self, desired: &Desired, member: &MemberName, boot: &str, upgrade_packages: bool) {
         match desired.postgres {
+            _ if desired.is_proxy(member) => {}
             None => self.start_etcd(desired, member, None),
             Some(_) => self.effect_on_postgres(desired, &Action::RestartPatroni { member: member.clone() }),
         }

@@ -17,7 +17,7 @@ use crate::model::{
 impl World {
     pub(super) fn create(&mut self, desired: &Desired, member: &MemberName, incarnation: u64, data: Data) {
         let number = self.free_number();
-        let wish = desired.members.get(member);
+        let wish = desired.machine(member);
         let known = desired.joined(member).filter(|_| data == Data::Stays);
         let had = known.and_then(|known| known.address);
         let pinned = had.or_else(|| wish.and_then(|m| m.address));
@@ -99,7 +99,7 @@ impl World {
 
     pub(super) fn remembered(&self, desired: &Desired, member: &MemberName) -> Facts {
         let mut facts = blank("");
-        let Some(wish) = desired.members.get(&member.seat().into()) else { return facts };
+        let Some(wish) = desired.machine(&member.seat().into()) else { return facts };
         let record = self.ledger.members.get(member).cloned().unwrap_or_default();
         if record.generation > 0 {
             facts.node_config = Some((record.generation, record.digest.clone()));

@@ -234,5 +234,6 @@ pub(super) fn blank(machine_id: &str) -> Facts {
         reaches: BTreeMap::new(),
         busy: None,
         reboot: None,
+        holds_clients: false,
     }
 }

@@ -32,8 +32,8 @@ pub(super) fn check(settings: &IncusSettings, cluster: &Cluster, found: &mut Fin
         admin.check(&at("admin"), found);
     }
     clock(settings, cluster, found);
-    for (index, member) in cluster.spec.members.iter().enumerate() {
-        self::member(settings, cluster, (index, member), found);
+    for (at, member) in cluster.spec.entries() {
+        self::member(settings, cluster, (&at, member), found);
     }
 }
 
@@ -113,8 +113,8 @@ fn clock(settings: &IncusSettings, cluster: &Cluster, found: &mut Findings) {
     }
 }
 
-fn member(settings: &IncusSettings, cluster: &Cluster, (index, member): (usize, &MemberSpec), found: &mut Findings) {
-    let within = |field: &str| cluster.at(&format!("members[{index}].{field}"));
+fn member(settings: &IncusSettings, cluster: &Cluster, (entry, member): (&str, &MemberSpec), found: &mut Findings) {
+    let within = |field: &str| cluster.at(&format!("{entry}.{field}"));
     let at = |field: &str| within(&format!("incus.{field}"));
     let machine = section(member);
     limits(machine.cpus, machine.memory, &at, found);

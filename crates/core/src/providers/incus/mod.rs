@@ -153,6 +153,12 @@ pub fn section(member: &MemberSpec) -> &InstanceSettings {
     member.incus.as_ref().unwrap_or(&NO_SECTION)
 }
 
+impl InstanceSettings {
+    pub(crate) fn without_data(&self) -> Self {
+        InstanceSettings { data_size: Some(Size(0)), ..self.clone() }
+    }
+}
+
 impl IncusSettings {
     pub fn cpus_of(&self, member: &MemberSpec) -> Option<u32> {
         section(member).cpus.or(self.cpus)
@@ -167,7 +173,7 @@ impl IncusSettings {
     }
 
     pub fn data_size_of(&self, member: &MemberSpec) -> Option<Size> {
-        section(member).data_size.or(self.data_size)
+        section(member).data_size.or(self.data_size).filter(|size| size.0 > 0)
     }
 }
 

@@ -19,11 +19,11 @@ pub(super) fn check(settings: &LibvirtSettings, cluster: &Cluster, found: &mut F
     size(cluster, settings, found);
     settings.admin.check(&cluster.at("provider.libvirt.admin"), found);
     cloud_init(cluster, settings, found);
-    for (index, member) in cluster.spec.members.iter().enumerate() {
-        let at = |field: &str| cluster.at(&format!("members[{index}].libvirt.{field}"));
+    for (entry, member) in cluster.spec.entries() {
+        let at = |field: &str| cluster.at(&format!("{entry}.libvirt.{field}"));
         if member.address.is_some() {
             found.error(
-                cluster.at(&format!("members[{index}].address")),
+                cluster.at(&format!("{entry}.address")),
                 "the address of a member that libvirt makes is that of its first interface",
                 "remove `address` here, and give one in `libvirt.interfaces`",
             );
@@ -64,9 +64,8 @@ pub(in crate::providers) fn check_all(spec: &Spec, found: &mut Findings) {
 }
 
 fn all_of(index: usize, cluster: &ClusterSpec) -> impl Iterator<Item = (String, &InterfaceSpec)> {
-    let members = cluster.members.iter().enumerate();
-    members.flat_map(move |(member, spec)| {
-        let path = move |n: usize| format!("clusters[{index}].members[{member}].libvirt.interfaces[{n}]");
+    cluster.entries().flat_map(move |(at, spec)| {
+        let path = move |n: usize| format!("clusters[{index}].{at}.libvirt.interfaces[{n}]");
         section(spec).interfaces.iter().enumerate().map(move |(n, interface)| (path(n), interface))
     })
 }
@@ -143,18 +142,19 @@ fn disks(settings: &LibvirtSettings, member: &MemberSpec, at: &impl Fn(&str) -> 
 
 /// A volume belongs to one machine, so no two may bring the same.
 fn brought_volumes(cluster: &Cluster, settings: &LibvirtSettings, found: &mut Findings) {
-    let members = cluster.spec.members.iter().enumerate();
-    let brought: Vec<(String, String)> = members
-        .flat_map(|(index, member)| {
+    let brought: Vec<(String, String)> = cluster
+        .spec
+        .entries()
+        .flat_map(|(at, member)| {
             let machine = section(member);
             let both = [("root_volume", &machine.root_volume), ("data_volume", &machine.data_volume)];
             let uri = settings.uri_of(member);
-            both.into_iter().filter_map(move |(field, volume)| Some((index, field, uri, volume.as_ref()?)))
+            both.into_iter().filter_map(move |(field, volume)| Some((at.clone(), field, uri, volume.as_ref()?)))
         })
-        .map(|(index, field, uri, volume)| {
+        .map(|(entry, field, uri, volume)| {
             let (pool, name) = volume.within(&settings.pool);
             let at = if uri == settings.uri { String::new() } else { format!(" at {uri}") };
-            (cluster.at(&format!("members[{index}].libvirt.{field}")), format!("{pool}/{name}{at}"))
+            (cluster.at(&format!("{entry}.libvirt.{field}")), format!("{pool}/{name}{at}"))
         })
         .collect();
     found.repeated(

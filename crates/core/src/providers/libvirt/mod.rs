@@ -122,6 +122,10 @@ pub fn section(member: &MemberSpec) -> &MachineSettings {
 }
 
 impl MachineSettings {
+    pub(crate) fn without_data(&self) -> Self {
+        MachineSettings { data_volume: None, data_size: Some(Size(0)), ..self.clone() }
+    }
+
     /// Whether no packet of the host comes to the machine.
     pub fn is_on_macvtap_alone(&self) -> bool {
         !self.interfaces.is_empty() && self.interfaces.iter().all(|i| matches!(i.to, Attachment::Macvtap(_)))
@@ -142,7 +146,7 @@ impl LibvirtSettings {
     }
 
     pub fn data_size_of(&self, member: &MemberSpec) -> Option<Size> {
-        section(member).data_size.or(self.data_size)
+        section(member).data_size.or(self.data_size).filter(|size| size.0 > 0)
     }
 }
 

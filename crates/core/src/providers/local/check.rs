@@ -7,9 +7,9 @@ use crate::kinds::etcd::spec::Binary;
 use crate::spec::check::{Cluster, Findings};
 
 pub(super) fn check(settings: &LocalSettings, cluster: &Cluster, found: &mut Findings) {
-    for (index, member) in cluster.spec.members.iter().enumerate() {
+    for (at, member) in cluster.spec.entries() {
         let Some(address) = member.address else { continue };
-        let path = cluster.at(&format!("members[{index}].address"));
+        let path = cluster.at(&format!("{at}.address"));
         match settings.network {
             Network::Loopback => local_address(address, path, found),
             Network::Netns => private_address(address, path, found),
@@ -92,14 +92,14 @@ fn range(address: IpAddr) -> String {
 }
 
 fn one_range(cluster: &Cluster, found: &mut Findings) {
-    let pinned = cluster.spec.members.iter().enumerate().filter_map(|(index, member)| Some((index, member.address?)));
+    let pinned = cluster.spec.entries().filter_map(|(at, member)| Some((at, member.address?)));
     // The check of each single address reports the others.
     let mut pinned = pinned.filter(|(_, address)| is_private(*address)).peekable();
-    let Some((_, first)) = pinned.peek().copied() else { return };
-    let shared = range(first);
-    for (index, other) in pinned.filter(|(_, address)| range(*address) != shared) {
+    let Some((_, first)) = pinned.peek() else { return };
+    let shared = range(*first);
+    for (at, other) in pinned.filter(|(_, address)| range(*address) != shared) {
         found.error(
-            cluster.at(&format!("members[{index}].address")),
+            cluster.at(&format!("{at}.address")),
             format!("{other} is not in {shared}, where the first pinned address of this cluster is"),
             "pin all addresses of a cluster in one such range",
         );

@@ -113,10 +113,11 @@ fn cluster_names(spec: &Spec, found: &mut Findings) {
 }
 
 fn members(cluster: &Cluster, found: &mut Findings) {
-    let members = &cluster.spec.members;
-    let path = |index| cluster.at(&format!("members[{index}].name"));
-    found.repeated(members.iter().map(|member| &member.name), path, |name| format!("the member name `{name}`"));
-    for (index, member) in members.iter().enumerate() {
+    let entries: Vec<_> = cluster.spec.entries().collect();
+    let path = |index: usize| cluster.at(&format!("{}.name", entries[index].0));
+    let names = entries.iter().map(|(_, member)| &member.name);
+    found.repeated(names, path, |name| format!("the member name `{name}`"));
+    for (index, (_, member)) in entries.iter().enumerate() {
         // A name alone is short enough already; only a namespace can make it too long.
         let Some(namespace) = &cluster.spec.namespace else { break };
         let length = member.name.as_str().len() + 1 + namespace.as_str().len();
@@ -134,23 +135,20 @@ fn members(cluster: &Cluster, found: &mut Findings) {
 }
 
 fn addresses(spec: &Spec, found: &mut Findings) {
-    let mut owners: HashMap<(Option<usize>, IpAddr), (usize, usize)> = HashMap::new();
+    let mut owners: HashMap<(Option<usize>, IpAddr), (String, String)> = HashMap::new();
     for (cluster_index, cluster) in spec.clusters.iter().enumerate() {
-        for (index, member) in cluster.members.iter().enumerate() {
+        for (at, member) in cluster.entries() {
             let Some(address) = member.address else { continue };
-            let path = |cluster: usize, member: usize| format!("clusters[{cluster}].members[{member}].address");
+            let path = format!("clusters[{cluster_index}].{at}.address");
             // Separate networks cannot overlap.
             let shared_with = cluster.provider.settings().is_isolated().then_some(cluster_index);
-            let (other_cluster, other) = *owners.entry((shared_with, address)).or_insert((cluster_index, index));
-            if (other_cluster, other) != (cluster_index, index) {
-                let owner = &spec.clusters[other_cluster];
-                let line = found.line_of(&path(other_cluster, other));
+            let owner = format!("`{}` in cluster `{}`", member.name, cluster.name);
+            let (first, owner) = owners.entry((shared_with, address)).or_insert((path.clone(), owner));
+            if *first != path {
+                let line = found.line_of(first);
                 found.error(
-                    path(cluster_index, index),
-                    format!(
-                        "address {address} is already that of `{}` in cluster `{}` (line {line})",
-                        owner.members[other].name, owner.name
-                    ),
+                    path,
+                    format!("address {address} is already that of {owner} (line {line})"),
                     "give each member a different address, or leave `address` out",
                 );
             }

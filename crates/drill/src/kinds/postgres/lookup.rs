@@ -41,7 +41,7 @@ impl Lookup {
 
 /// What `quorate env` tells libpq.
 pub(super) async fn access(site: &Site, ledger: &Ledger) -> Result<Access, DrillError> {
-    let variables = clients::environment(&site.home, ledger, None).await?;
+    let variables = clients::environment(&site.home, ledger, None, None).await?;
     let text = |name: &str| variables.get(name).cloned().unwrap_or_default();
     let file = |name: &str| crate::read(text(name).as_ref());
     let (chain, key) = (file("PGSSLCERT")?, file("PGSSLKEY")?);

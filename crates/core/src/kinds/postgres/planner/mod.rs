@@ -47,6 +47,7 @@ pub(crate) fn decide(view: &View<'_>, as_formed: bool, decision: &mut Decision) 
     }
     planner::machines::remove_leftover(view, decision);
     proxy::decide(view, decision);
+    planner::proxies::decide(view, decision);
     if as_formed {
         planner::revocation::decide(view, decision);
     }

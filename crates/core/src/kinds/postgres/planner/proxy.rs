@@ -5,7 +5,7 @@ use crate::model::ServiceState;
 use crate::planner::{Decision, View, WaitingFor};
 
 pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
-    let wanted = view.desired.members.iter().filter(|(_, wish)| wish.config.haproxy().is_some());
+    let wanted = view.desired.machines().filter(|(_, wish)| wish.config.haproxy().is_some());
     for (member, _) in wanted {
         let state = view.seen.facts(member).and_then(|facts| facts.services.get(HAPROXY));
         if let Some(ServiceState::BackingOff { restarts, last_exit }) = state {

@@ -1,0 +1,89 @@
+//! The status of proxies: machines of a cluster that only lead clients to its members.
+
+use jiff::SignedDuration;
+use quorate_core::model::{
+    CertificateUse, Exit, Facts, Ledger, MachineSeen, MemberName, Observation, Program, ServiceState,
+};
+use serde::Serialize;
+
+use crate::kinds::etcd::status::{Verdict, machine_name, unseen};
+
+#[derive(Clone, Debug, Serialize)]
+pub struct ProxyStatus {
+    pub proxy: MemberName,
+    pub machine: String,
+    pub address: Option<String>,
+    /// The spec does not name it any more, or it has a successor.
+    pub leaving: bool,
+    pub health: &'static str,
+    pub why: Option<String>,
+    #[serde(skip)]
+    pub certificate_left: Option<SignedDuration>,
+    pub certificate_days_left: Option<i64>,
+    pub agent: Option<Program>,
+}
+
+/// Whether this machine, former ones included, is or was one of a proxy.
+pub(crate) fn is_proxy(ledger: &Ledger, name: &MemberName) -> bool {
+    let recorded = ledger.members.get(&name.seat().into()).is_some_and(|record| record.proxy.is_some());
+    recorded || ledger.spec.proxies().any(|proxy| proxy.name.as_str() == name.seat())
+}
+
+/// Those of the spec, and machines of others that are still there.
+pub(crate) fn status(ledger: &Ledger, seen: &Observation) -> Vec<ProxyStatus> {
+    let mut names: Vec<MemberName> = ledger.spec.proxies().map(|proxy| proxy.name.as_str().into()).collect();
+    let wanted = names.len();
+    let ours = |(_, machine): &(&MemberName, &MachineSeen)| machine.cluster_id == ledger.cluster_id;
+    let machines = seen.machines.get().into_iter().flatten().filter(ours).map(|(name, _)| name);
+    names.extend(machines.filter(|name| is_proxy(ledger, name) && !names.contains(name)).cloned().collect::<Vec<_>>());
+    names.into_iter().enumerate().map(|(at, name)| one(ledger, seen, name, at >= wanted)).collect()
+}
+
+fn one(ledger: &Ledger, seen: &Observation, proxy: MemberName, leaving: bool) -> ProxyStatus {
+    let machine = seen.machines.get().and_then(|machines| machines.get(&proxy));
+    let facts = seen.facts(&proxy);
+    let (health, why) = facts.map_or_else(|| unseen(seen, &proxy, machine), health);
+    let ends = facts.and_then(|facts| facts.certificates.get(&CertificateUse::Agent)).map(|seen| seen.not_after);
+    ProxyStatus {
+        machine: machine_name(ledger, &proxy, machine),
+        address: machine.and_then(|machine| machine.address).map(|address| address.to_string()),
+        leaving,
+        health,
+        why,
+        certificate_left: ends.map(|ends| ends.duration_since(seen.now)),
+        certificate_days_left: ends.map(|ends| quorate_pki::days_left(ends, seen.now)),
+        agent: seen.program(&proxy).map(|program| program.runs.clone()),
+        proxy,
+    }
+}
+
+fn health(facts: &Facts) -> (&'static str, Option<String>) {
+    if facts.node_config.is_none() {
+        return ("stopped", Some(String::from("it has no configuration yet")));
+    }
+    let trouble = facts.services.iter().find_map(|(name, state)| match state {
+        ServiceState::Running { .. } => None,
+        ServiceState::Stopped => Some(("stopped", format!("{name} does not run"))),
+        ServiceState::Unknown { why } => Some(("unknown", format!("whether {name} runs is not known: {why}"))),
+        ServiceState::BackingOff { last_exit: Exit { how, last_words, .. }, .. } => {
+            let words = if last_words.is_empty() { String::new() } else { format!(": {last_words}") };
+            Some(("failing", format!("{name}: {how}{words}")))
+        }
+    });
+    trouble.map_or(("healthy", None), |(health, why)| (health, Some(why)))
+}
+
+/// How many of those that the spec names serve, and how many there are.
+pub(crate) fn serving(proxies: &[ProxyStatus]) -> (usize, usize) {
+    let wanted = || proxies.iter().filter(|proxy| !proxy.leaving);
+    (wanted().filter(|proxy| proxy.health == "healthy").count(), wanted().count())
+}
+
+/// The end of the verdict in one line.
+pub(crate) fn summary(verdict: Verdict, serving: usize, all: usize) -> String {
+    match verdict {
+        Verdict::Off | Verdict::Unformed | Verdict::Unknown => String::new(),
+        _ if all == 0 => String::new(),
+        _ => format!("; {serving} of {all} {} clients", if all == 1 { "proxy serves" } else { "proxies serve" }),
+    }
+}
