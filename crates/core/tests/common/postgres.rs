@@ -165,6 +165,15 @@ pub fn happen(scene: &mut Scene, member: &MemberName, words: &[&str]) -> bool {
             let claim = scene.facts_mut(&primary).postgres.clone();
             scene.facts_mut(member).postgres = claim;
         }
+        ["has", "unreadable", "data"] => facts(scene, member).control = None,
+        ["keeps", "the", "data", "of", "another", "cluster"] => {
+            let kept = facts(scene, member).replaced.as_mut().expect("an upgrade has replaced data");
+            kept.stamp.cluster_id = String::from("another");
+        }
+        ["keeps", "data", "that", "was", "not", "shut", "down"] => {
+            let kept = facts(scene, member).replaced.as_mut().expect("an upgrade has replaced data");
+            kept.control.state = DataState::InUse;
+        }
         ["loses", "what", "it", "kept"] => facts(scene, member).replaced = None,
         ["loses", "the", "restored", "data"] => facts(scene, member).restored = None,
         _ => return false,
