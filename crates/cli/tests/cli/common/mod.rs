@@ -9,6 +9,7 @@ pub mod kubelet;
 pub mod releases;
 pub mod store;
 pub mod trio;
+pub mod wire;
 
 use std::collections::BTreeMap;
 use std::fs;

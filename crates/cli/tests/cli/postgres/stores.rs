@@ -1,9 +1,9 @@
-//! Backups of PostgreSQL in an S3 store, over TLS with a CA of its own.
+//! Backups of PostgreSQL in an S3 store, over TLS with a CA of its own, and in two places.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -12,7 +12,8 @@ use std::time::Duration;
 use super::{Shop, psql};
 use crate::backups::make_identity;
 use crate::common::store::{ACCESS_KEY, BUCKET, REGION, SECRET_KEY, object_store};
-use crate::common::{Sandbox, eventually, signal};
+use crate::common::wire::Wire;
+use crate::common::{Run, Sandbox, eventually, signal};
 
 /// A credentials file for the owner alone.
 fn write_keys(sandbox: &Sandbox, secret: &str) {
@@ -177,5 +178,105 @@ fn backups_are_stored_in_s3_and_come_back_when_all_else_is_lost() {
     shop.sandbox.quorate(&["restore", "shop.yaml", "--cluster", "shop", "--identity", "operator.key", "--yes"]).ok();
     let user = shop.env(&["--user", "shop"]);
     assert_eq!(psql(&user, "select count(*) from written").ok().stdout, before);
+    assert_eq!(shop.status()["verdict"], "healthy");
+}
+
+/// The first place is reached through a wire that can be cut.
+#[test]
+fn two_places_have_a_backup_each_and_the_second_stands_in_for_the_first() {
+    let sandbox = Sandbox::new(super::VERSION);
+    let recipient = make_identity(&sandbox, "operator.key");
+    let (store, second) = (object_store(), sandbox.path().join("second"));
+    let prefix = format!("pg-two-{}", std::process::id());
+    sandbox.file("store.crt", store.ca());
+    write_keys(&sandbox, SECRET_KEY);
+    let wire = Wire::to(store.tls_port());
+    let first = s3(&format!("https://localhost:{}", wire.port), &prefix);
+    let backup = format!(
+        "to: {first}\nalso_to: {{directory: {}}}\nrecipients: [{recipient}]\nincremental: 1m\nkeep: {{last: 1, daily: 0, weekly: 0}}",
+        second.display()
+    );
+    sandbox.file("shop.yaml", &spec(&backup));
+    let shop = Shop { sandbox };
+    shop.apply().ok();
+    let user = shop.env(&["--user", "shop"]);
+    psql(&user, "create table written (n bigint primary key)").ok();
+    let in_both = || {
+        let listed = shop.sandbox.quorate(&["backup", "list", "shop", "--output", "json"]).ok().json();
+        let of = |place: &dyn Fn(&str) -> bool| {
+            let all = listed.as_array().into_iter().flatten();
+            let mine = all.filter(|one| place(one["place"].as_str().expect("a place")));
+            mine.map(|one| (one["taken"]["kind"].as_str().expect("a kind").to_owned(), one["verified_at"].is_string()))
+                .collect::<Vec<_>>()
+        };
+        (of(&|place| place.starts_with("s3://")), of(&|place| !place.starts_with("s3://")))
+    };
+    let (full, incremental) = (|| (String::from("full"), true), || (String::from("incremental"), true));
+
+    // What is due is taken for both, and proven from both. A primary that is away for a moment is waited for.
+    let watch = || {
+        let log = fs::File::create(shop.sandbox.path().join("watch.log")).expect("a log");
+        let mut command = shop.sandbox.command(&["backup", "watch", "shop", "--prune"]);
+        command.stdout(log.try_clone().expect("a log")).stderr(log).spawn().expect("it runs")
+    };
+    let watched = || fs::read_to_string(shop.sandbox.path().join("watch.log")).unwrap_or_default();
+    let mut watcher = watch();
+    eventually("a full backup in both", 120, || in_both() == (vec![full()], vec![full()]));
+    signal(shop.process("pg-1", "bin/postgres").expect("PostgreSQL"), "STOP");
+    eventually("an incremental one is due, and nobody answers", 150, || watched().contains("trying again"));
+    signal(shop.process("pg-1", "bin/postgres").expect("PostgreSQL"), "CONT");
+    let two = || vec![full(), incremental()];
+    eventually("it is taken when somebody does", 150, || in_both() == (two(), two()));
+    let in_second = || fs::read_dir(second.join("shop/postgres")).expect("manifests").count();
+    signal(watcher.id(), "TERM");
+    assert!(watcher.wait().expect("it ends").success(), "{}", watched());
+
+    // The first is away for a moment in the middle of a backup: clients write on, and the backup waits.
+    let begin = || {
+        let before = wire.sent();
+        let creating =
+            shop.sandbox.command(&["backup", "create", "shop", "--no-verify"]).stderr(Stdio::piped()).spawn();
+        eventually("it is under way", 60, || wire.sent() > before + 500_000);
+        creating.expect("it runs")
+    };
+    let ended = |creating: Child| -> Run { creating.wait_with_output().expect("it ends").into() };
+    let creating = begin();
+    wire.cut();
+    psql(&user, "insert into written select generate_series(1, 10)").ok();
+    wire.mend();
+    ended(creating).ok();
+    wire.cut();
+    shop.sandbox.quorate(&["backup", "verify", "shop", "--second"]).ok();
+    wire.mend();
+
+    // pgBackRest is killed in the middle of one: what is not complete does not count, and the next one is.
+    let count = || (store.names(&format!("{prefix}/shop/postgres")).len(), in_second());
+    let counted = count();
+    let creating = begin();
+    wire.cut();
+    signal(shop.process("pg-1", "--type=full").expect("pgBackRest"), "KILL");
+    wire.mend();
+    let failed = ended(creating);
+    assert!(failed.code != Some(0) && failed.stderr.contains("pg-1 cannot take a backup"), "{failed:?}");
+    assert_eq!(count(), counted);
+    // Its children hold its lock until they find out.
+    let create = || shop.sandbox.quorate(&["backup", "create", "shop", "--no-verify"]);
+    eventually("the next one is taken", 90, || create().code == Some(0));
+    let rows = || psql(&user, "select count(*) from written").ok().stdout;
+    assert_eq!(rows(), "10\n");
+
+    // The first is lost with all that it had.
+    for directory in ["pgbackrest", "postgres"] {
+        store.remove(&format!("{prefix}/shop/{directory}?recursive=true"));
+    }
+    psql(&user, "delete from written").ok();
+    let refused = shop.sandbox.quorate(&["restore", "shop", "--yes"]).fails().stderr;
+    assert!(refused.contains("there is no backup of shop"), "{refused}");
+    let label = fs::read_dir(second.join("shop/postgres")).expect("manifests");
+    let newest = label.flatten().map(|entry| entry.file_name().into_string().expect("a label")).max().expect("one");
+    shop.sandbox.quorate(&["restore", "shop", "--second", "--backup", &newest, "--yes"]).ok();
+    assert_eq!(rows(), "10\n");
+    let again = shop.sandbox.quorate(&["backup", "create", "shop"]).ok().stdout;
+    assert_eq!(again.matches("is good").count(), 2, "{again}");
     assert_eq!(shop.status()["verdict"], "healthy");
 }
