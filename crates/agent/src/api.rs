@@ -18,7 +18,9 @@ use quorate_pki::KeyAlgorithm;
 use serde::{Deserialize, Serialize};
 
 pub use crate::kinds::etcd::order::{Bootstrap, Order as EtcdOrder};
-pub use crate::kinds::postgres::jobs::{Job, JobAnswer, JobOutcome, JobRequest};
+pub use crate::kinds::postgres::jobs::{
+    Job, JobAnswer, JobOutcome, JobRequest, Pass, PrimaryFiles, ServedPaths, ServerPass,
+};
 pub use crate::kinds::postgres::order::Order as PostgresOrder;
 pub use kept::Kept;
 

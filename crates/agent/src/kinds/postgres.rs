@@ -21,6 +21,7 @@ mod programs;
 mod psql;
 mod rest;
 mod restore;
+mod serve;
 mod service;
 mod start;
 mod state;

@@ -7,6 +7,7 @@ use quorate_core::kinds::postgres::backup::{BackupKind, BackupTaken, Mark};
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::jobs::PrimaryFiles;
 use super::tools;
 use crate::agent::Agent;
 use crate::api::Refusal;
@@ -52,10 +53,19 @@ impl Agent {
         Ok(Mark { id, rows })
     }
 
-    pub(super) async fn back_up(&self, kind: BackupKind, repository: u8) -> Result<BackupTaken, Refusal> {
+    pub(super) async fn back_up(
+        &self,
+        kind: BackupKind,
+        repository: u8,
+        primary: Option<PrimaryFiles>,
+    ) -> Result<BackupTaken, Refusal> {
         let mut command = self.pgbackrest_command("backup").await?;
         command.args(["--log-level-console=info", &format!("--type={}", kind.in_pgbackrest())]);
         command.arg(format!("--repo={repository}"));
+        let _pass = match &primary {
+            Some(primary) => Some(self.reach_primary(&mut command, primary).await?),
+            None => None,
+        };
         let said = tools::run(command, "", LONGEST).await?;
         let label =
             label_in(&said).ok_or_else(|| Refusal::failed("pgBackRest does not say what it called the backup"))?;

@@ -1,9 +1,13 @@
 //! Work on backups that can take hours. It is begun by one request and looked at by others, so a controller that goes away ends nothing. One
 //! at a time.
 
+use std::net::IpAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
+use quorate_core::Secret;
 use quorate_core::kinds::postgres::RestoreTarget;
 use quorate_core::kinds::postgres::backup::{BackupChecked, BackupKind, BackupTaken, Mark};
 use serde::{Deserialize, Serialize};
@@ -22,6 +26,10 @@ pub enum JobRequest {
     Look {
         id: String,
     },
+    /// Ends one that goes on until it is ended.
+    End {
+        id: String,
+    },
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -35,7 +43,12 @@ pub enum Job {
         kind: BackupKind,
         /// pgBackRest's number of the store.
         repository: u8,
+        /// On a replica: how to reach the primary, which has what a replica lacks.
+        #[serde(default)]
+        primary: Option<PrimaryFiles>,
     },
+    /// Gives files of the primary to the replica that takes a backup, until it is ended or nobody looks at it any more.
+    Serve(ServerPass),
     /// Restores a backup into a temporary PostgreSQL and looks at all of it.
     Verify { target: RestoreTarget, mark: Mark },
     /// Removes a backup, those that rest on it, and the log that only they need.
@@ -48,14 +61,50 @@ impl Job {
             Job::Mark => String::from("mark the data"),
             Job::StoreLog => String::from("store the log"),
             Job::BackUp { kind, .. } => format!("take a backup ({kind})"),
+            Job::Serve(_) => String::from("give files to the replica that takes a backup"),
             Job::Verify { target, .. } => format!("verify backup {}", target.label),
             Job::Expire { label, .. } => format!("remove backup {label}"),
         }
     }
 }
 
+/// What a server for one backup is known by, and whom it lets in.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ServerPass {
+    pub pass: Pass,
+    /// The common name of the one client.
+    pub client: String,
+}
+
+/// A certificate that is made for one backup, its key, and the CA of both ends.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Pass {
+    pub ca: String,
+    pub certificate: String,
+    pub key: Secret,
+}
+
+/// How a replica reaches the files of the primary.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct PrimaryFiles {
+    pub address: IpAddr,
+    pub pass: Pass,
+    pub paths: ServedPaths,
+}
+
+/// Where files are on the machine of the primary.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ServedPaths {
+    pub data: PathBuf,
+    /// pgBackRest's configuration there.
+    pub config: PathBuf,
+}
+
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct JobAnswer {
+    /// Of a server, once it answers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub serves: Option<ServedPaths>,
     pub doing: String,
     /// Absent while it is under way.
     pub outcome: Option<JobOutcome>,
@@ -70,6 +119,8 @@ pub enum JobOutcome {
     /// What was found, or what is wrong with the backup.
     Verified(Result<BackupChecked, String>),
     Expired,
+    /// It was ended, or nobody looked at it any more.
+    Served,
     /// It could not be done. Of a verification: which says nothing about the backup.
     Failed {
         why: String,
@@ -84,15 +135,38 @@ struct Begun {
     id: String,
     name: String,
     doing: String,
+    serves: Option<ServedPaths>,
+    /// When the controller last asked for it.
+    looked: Instant,
+    is_over: bool,
     outcome: Option<JobOutcome>,
 }
 
 impl Jobs {
     /// What the one with this id has come to.
     fn look(&self, id: &str) -> Option<JobAnswer> {
+        let mut begun = self.0.lock().expect("no holder panics");
+        let begun = begun.as_mut().filter(|begun| begun.id == id)?;
+        begun.looked = Instant::now();
+        Some(JobAnswer { serves: begun.serves.clone(), doing: begun.doing.clone(), outcome: begun.outcome.clone() })
+    }
+
+    /// Whether one that goes on until it is ended should.
+    pub(super) fn is_over(&self, lease: Duration) -> bool {
         let begun = self.0.lock().expect("no holder panics");
-        let begun = begun.as_ref().filter(|begun| begun.id == id)?;
-        Some(JobAnswer { doing: begun.doing.clone(), outcome: begun.outcome.clone() })
+        begun.as_ref().is_none_or(|begun| begun.is_over || begun.looked.elapsed() > lease)
+    }
+
+    fn have_ended(&self, id: &str) {
+        if let Some(begun) = self.0.lock().expect("no holder panics").as_mut().filter(|begun| begun.id == id) {
+            begun.is_over = true;
+        }
+    }
+
+    pub(super) fn serves(&self, paths: ServedPaths) {
+        if let Some(begun) = self.0.lock().expect("no holder panics").as_mut() {
+            begun.serves = Some(paths);
+        }
     }
 
     fn begin(&self, id: &str, job: &Job) -> Result<(), Refusal> {
@@ -100,7 +174,9 @@ impl Jobs {
         if let Some(Begun { name, outcome: None, .. }) = &*begun {
             return Err(Refusal::failed(format!("this machine is at work already: {name}")));
         }
-        *begun = Some(Begun { id: id.to_owned(), name: job.name(), doing: job.name(), outcome: None });
+        let (name, doing) = (job.name(), job.name());
+        let looked = Instant::now();
+        *begun = Some(Begun { id: id.to_owned(), name, doing, serves: None, looked, is_over: false, outcome: None });
         Ok(())
     }
 
@@ -122,6 +198,10 @@ impl Agent {
         let (id, job) = match request {
             JobRequest::Begin { id, job } => (id, Some(job)),
             JobRequest::Look { id } => (id, None),
+            JobRequest::End { id } => {
+                self.postgres.jobs.have_ended(&id);
+                (id, None)
+            }
         };
         let jobs = &self.postgres.jobs;
         if let Some(answer) = jobs.look(&id) {
@@ -146,9 +226,10 @@ impl Agent {
         match job {
             Job::Mark => self.mark().await.map(JobOutcome::Marked),
             Job::StoreLog => self.store_log().await.map(|()| JobOutcome::LogStored),
-            Job::BackUp { kind, repository } => {
-                Ok(JobOutcome::BackedUp(Box::new(self.back_up(kind, repository).await?)))
+            Job::BackUp { kind, repository, primary } => {
+                Ok(JobOutcome::BackedUp(Box::new(self.back_up(kind, repository, primary).await?)))
             }
+            Job::Serve(pass) => self.serve_files(&pass).await.map(|()| JobOutcome::Served),
             Job::Verify { target, mark } => self.verify_backup(&target, mark).await.map(JobOutcome::Verified),
             Job::Expire { label, repository } => {
                 self.expire_backup(&label, repository).await.map(|()| JobOutcome::Expired)

@@ -71,9 +71,16 @@ impl Agent {
         .await
     }
 
-    /// One of its commands for this cluster, with all that it needs to log in to PostgreSQL.
+    /// One of its commands for this cluster.
     pub(super) async fn pgbackrest_command(&self, command: &str) -> Result<Command, Refusal> {
         let tool = self.pgbackrest()?;
+        let mut run = self.run_pgbackrest(&tool).await?;
+        run.arg(format!("--config={}", tool.config.display())).arg(format!("--stanza={}", tool.stanza)).arg(command);
+        Ok(run)
+    }
+
+    /// Without arguments, but with all that it needs to log in to PostgreSQL.
+    pub(super) async fn run_pgbackrest(&self, tool: &Pgbackrest) -> Result<Command, Refusal> {
         self.put_pgbackrest_config().await?;
         let (run_as, owner) = (self.run_as().await?, self.patroni().await?.owner()?);
         let password = self.patroni_settings()?.logins().superuser.password.clone();
@@ -81,7 +88,6 @@ impl Agent {
         files::ensure(&pgpass, password_line(&password).as_bytes(), files::PRIVATE, owner)?;
         let mut run = run_as.command(&tool.program);
         self.log_in(&mut run, &pgpass);
-        run.arg(format!("--config={}", tool.config.display())).arg(format!("--stanza={}", tool.stanza)).arg(command);
         Ok(run)
     }
 }

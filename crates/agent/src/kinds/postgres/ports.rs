@@ -1,11 +1,12 @@
 //! From where the ports of PostgreSQL, Patroni and HAProxy may be reached.
 
-use quorate_core::kinds::postgres::{CLIENT_PORT, REST_PORT};
+use quorate_core::kinds::postgres::{BACKUP_PORT, CLIENT_PORT, REST_PORT};
 use quorate_core::model::{FirewallConfig, NodeConfig};
 
 use crate::host::firewall::Opening;
 
-/// Members replicate from each other and ask each other's Patroni, so everyone allowed as a peer reaches both, regardless of the clients.
+/// Members replicate from each other and ask each other's Patroni, so everyone allowed as a peer reaches both, regardless of the clients. Where
+/// there are backups, members alone reach the port of the primary's files.
 pub(crate) fn openings<'a>(config: &NodeConfig, firewall: &'a FirewallConfig) -> Vec<Opening<'a>> {
     let (clients, peers) = (firewall.rules.clients_from.as_deref(), firewall.rules.peers_from.as_deref());
     let proxy = config.haproxy().map(|haproxy| [haproxy.primary_port, haproxy.replica_port]);
@@ -13,7 +14,9 @@ pub(crate) fn openings<'a>(config: &NodeConfig, firewall: &'a FirewallConfig) ->
     let members: &[u16] = if config.patroni().is_some() { &[CLIENT_PORT, REST_PORT] } else { &[] };
     let all: Vec<u16> = members.iter().copied().chain(proxy.into_iter().flatten()).collect();
     let between = clients.and(peers).filter(|_| !members.is_empty()).map(|peers| (ports(members), Some(peers)));
-    std::iter::once((ports(&all), clients)).chain(between).collect()
+    let has_backups = config.patroni().is_some_and(|patroni| patroni.backup.is_some());
+    let backup = has_backups.then(|| (ports(&[BACKUP_PORT]), peers));
+    std::iter::once((ports(&all), clients)).chain(between).chain(backup).collect()
 }
 
 #[cfg(test)]
@@ -73,5 +76,30 @@ mod tests {
         assert_eq!(openings(&config(true), &closed), expected);
         let of_proxy = [(String::from("{ 5000, 5001 }"), closed.rules.clients_from.as_deref())];
         assert_eq!(openings(&config(false), &closed), of_proxy);
+    }
+
+    #[test]
+    fn only_members_reach_the_files_of_the_primary() {
+        let patroni = |backup: Option<&str>| {
+            let runs = Runs::Patroni(PatroniService {
+                version: 15,
+                programs: None,
+                patroni: None,
+                locale: String::new(),
+                config: Secret::new("{}"),
+                backup: backup.map(Secret::new),
+                next: None,
+            });
+            let (name, user) = (String::from("patroni"), String::from("postgres"));
+            let service = ServiceConfig { name, user, runs, inputs: Default::default() };
+            NodeConfig { files: Vec::new(), services: vec![service], host: None }
+        };
+        let peers_from = Some(vec!["10.0.0.0/24".parse().unwrap()]);
+        let rules = Firewall { peers_from, ..Firewall::default() };
+        let firewall = FirewallConfig { rules, scrape_from: Vec::new(), metrics: None };
+        let clients = (String::from("{ 5432, 8008 }"), None);
+        assert_eq!(openings(&patroni(None), &firewall), std::slice::from_ref(&clients));
+        let members = (String::from("{ 8432 }"), firewall.rules.peers_from.as_deref());
+        assert_eq!(openings(&patroni(Some("[global]")), &firewall), [clients, members]);
     }
 }

@@ -1,6 +1,7 @@
 //! Backups of PostgreSQL: taken, proven, tampered with; points in time; and a cluster of which nothing is left but the store.
 
 use std::fs;
+use std::net::TcpListener;
 use std::time::Duration;
 
 use super::{Shop, psql};
@@ -52,7 +53,8 @@ fn a_cluster_goes_back_to_points_in_time_and_comes_back_from_nothing() {
     let label = taken["taken"]["label"].as_str().expect("a label").to_owned();
     assert_eq!(taken["verified"][0]["outcome"]["Ok"]["amcheck"], true, "{taken:#}");
     assert!(taken["verified"][0]["outcome"]["Ok"]["blocks"].as_u64().is_some_and(|blocks| blocks > 1000));
-    assert_ne!(taken["verified"][0]["on_member"], taken["from_member"], "a replica has less to do");
+    assert_ne!(taken["from_member"], shop.primary(), "a replica has less to do");
+    assert_ne!(taken["verified"][0]["on_member"], shop.primary(), "a replica has less to do");
     let status = shop.status();
     assert_eq!(status["backup"]["verified"]["id"], label.as_str(), "{status:#}");
 
@@ -103,8 +105,16 @@ fn a_cluster_goes_back_to_points_in_time_and_comes_back_from_nothing() {
     shop.sandbox.quorate(&["requests", "shop", "--withdraw", "restore"]).ok();
     assert!(shop.sandbox.quorate(&["plan", "shop.yaml"]).ok().stdout.contains("cluster shop: nothing to do"));
 
-    // What rests on the last full backup, and a pruned one.
-    shop.sandbox.quorate(&["backup", "create", "shop", "--incremental", "--no-verify"]).ok();
+    // What rests on the last full backup, and a pruned one. The replica gets nothing from whoever has the port at the primary, and the
+    // primary takes the backup itself.
+    let (status, primary) = (shop.status(), shop.primary());
+    let members = status["members"].as_array().expect("members").iter();
+    let address = members.filter(|member| member["member"] == primary.as_str()).find_map(|one| one["address"].as_str());
+    let stranger = TcpListener::bind((address.expect("an address"), 8432)).expect("the port of the primary's files");
+    let incremental = shop.sandbox.quorate(&["backup", "create", "shop", "--incremental", "--no-verify"]).ok();
+    assert!(incremental.stdout.contains(&format!("from {primary} ")), "{incremental:?}");
+    assert!(incremental.stderr.contains(&format!("taking the backup from {primary}, the primary")), "{incremental:?}");
+    drop(stranger);
     let second = shop.sandbox.quorate(&["backup", "create", "shop", "--output", "json"]).ok().json();
     shop.sandbox.quorate(&["backup", "prune", "shop", "--yes"]).ok();
     let left: Vec<String> =

@@ -99,6 +99,13 @@ pub struct Sources {
     pub workshop: MemberName,
 }
 
+impl Sources {
+    /// A replica from which a backup can be taken.
+    pub fn replica(&self) -> Option<&MemberName> {
+        Some(&self.workshop).filter(|workshop| **workshop != self.primary)
+    }
+}
+
 /// As the members were observed. None where nobody, or more than one, is the primary.
 pub fn sources(seen: &Observation) -> Option<Sources> {
     let statuses = || seen.agents.keys().filter_map(|member| Some((member, safety::status(seen, member)?)));

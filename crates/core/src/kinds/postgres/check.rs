@@ -2,7 +2,7 @@
 
 use super::parameters::{self, Wrong};
 use super::spec::{Dcs, Haproxy, PostgresSettings, Tags, WatchdogMode};
-use super::{CLIENT_PORT, REPLICATOR, REST_PORT, REWINDER, SUPERUSER, repository};
+use super::{BACKUP_PORT, CLIENT_PORT, REPLICATOR, REST_PORT, REWINDER, SUPERUSER, repository};
 use crate::kinds::etcd::spec::{ClientAuth, EtcdSettings, TokenKind};
 use crate::model::AGENT_PORT;
 use crate::providers::MachineKind;
@@ -69,7 +69,8 @@ pub(crate) fn check(cluster: &Cluster, all: &Spec, host: &HostFacts, found: &mut
 }
 
 /// Ports that are taken on every member, and by whom. On a machine of its own, HAProxy shares with the agent alone.
-const TAKEN: [(u16, &str); 3] = [(CLIENT_PORT, "PostgreSQL"), (REST_PORT, "Patroni"), (AGENT_PORT, "quorate's agent")];
+const TAKEN: [(u16, &str); 4] =
+    [(CLIENT_PORT, "PostgreSQL"), (REST_PORT, "Patroni"), (BACKUP_PORT, "pgBackRest"), (AGENT_PORT, "quorate's agent")];
 const SHORTEST_CHECK: Millis = Millis(200);
 const LONGEST_DRAIN: Millis = Millis(300_000);
 

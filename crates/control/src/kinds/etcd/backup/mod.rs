@@ -56,6 +56,10 @@ pub enum BackupError {
     NoPrimary { cluster: String },
     #[error("{member} cannot {what}: {why}")]
     Job { member: String, what: &'static str, why: String },
+    #[error("{member} stopped giving its files to the replica that takes the backup: {why}")]
+    FilesLost { member: String, why: String },
+    #[error("the certificates of the backup cannot be made")]
+    Passes { source: quorate_pki::Error },
     #[error("the agent of {member} cannot be asked")]
     Agent { member: String, source: quorate_agent::client::ClientError },
     #[error("no member of cluster {cluster} can be read: it is {summary}")]

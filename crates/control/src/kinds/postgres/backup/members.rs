@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use quorate_agent::api::{Job, JobAnswer, JobOutcome, JobRequest};
+use quorate_agent::api::{Job, JobAnswer, JobOutcome, JobRequest, ServedPaths, ServerPass};
 use quorate_agent::client::{AgentClient, ClientError};
 use quorate_core::kinds::postgres::backup::{Sources, sources};
 use quorate_core::model::{Ledger, MemberName};
@@ -11,6 +11,9 @@ use crate::home::Home;
 use crate::kinds::etcd::backup::{BackupError, Doing, Teller, note};
 use crate::run::observe::Sight;
 
+/// Less often than an agent forgets.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+const GIVE: &str = "give its files to the replica";
 const PAUSE: Duration = Duration::from_millis(500);
 /// An agent that is not reached may be about to be replaced, or its network is.
 const UNREACHED: u32 = 240;
@@ -35,6 +38,11 @@ impl<'a> Members<'a> {
         &self.sources.primary
     }
 
+    /// A replica from which a backup can be taken.
+    pub(super) fn replica(&self) -> Option<&MemberName> {
+        self.sources.replica()
+    }
+
     pub(super) fn workshop(&self) -> &MemberName {
         &self.sources.workshop
     }
@@ -55,6 +63,51 @@ impl<'a> Members<'a> {
         teller: &dyn Teller,
     ) -> Result<JobOutcome, BackupError> {
         self.carry_out(self.sources.workshop.clone(), job, what, teller).await
+    }
+
+    /// Has the primary give its files to a replica for as long as that takes a backup, which it begins when it knows where they are.
+    pub(super) async fn with_files_of_primary(
+        &self,
+        pass: ServerPass,
+        backup: impl AsyncFnOnce(ServedPaths) -> Result<JobOutcome, BackupError>,
+    ) -> Result<JobOutcome, BackupError> {
+        let (primary, id) = (&self.sources.primary, quorate_pki::random_hex(8));
+        let none = || BackupError::NoPrimary { cluster: self.cluster.to_owned() };
+        let agent = self.sight.agent(primary).ok_or_else(none)?;
+        let asked = |source| BackupError::Agent { member: primary.to_string(), source };
+        let begin = JobRequest::Begin { id: id.clone(), job: Job::Serve(pass) };
+        let mut answer = agent.job(&begin).await.map_err(asked)?;
+        let paths = loop {
+            if let Some(paths) = answer.serves {
+                break paths;
+            }
+            if let Some(outcome) = answer.outcome {
+                let why = match outcome {
+                    JobOutcome::Failed { why } => why,
+                    _ => String::from("it ended at once"),
+                };
+                return Err(BackupError::Job { member: primary.to_string(), what: GIVE, why });
+            }
+            tokio::time::sleep(PAUSE).await;
+            answer = agent.job(&JobRequest::Look { id: id.clone() }).await.map_err(asked)?;
+        };
+        let taken = tokio::select! {
+            taken = backup(paths) => taken,
+            why = until_not_served(agent, &id) => Err(BackupError::FilesLost { member: primary.to_string(), why }),
+        };
+        // It ends by itself if nobody looks at it.
+        let _ = agent.job(&JobRequest::End { id }).await;
+        taken
+    }
+
+    pub(super) async fn on(
+        &self,
+        member: &MemberName,
+        job: Job,
+        what: &'static str,
+        teller: &dyn Teller,
+    ) -> Result<JobOutcome, BackupError> {
+        self.carry_out(member.clone(), job, what, teller).await
     }
 
     async fn carry_out(
@@ -87,24 +140,40 @@ impl<'a> Members<'a> {
     }
 }
 
+/// Looks at a server, which goes on while somebody does. Returns why it ended; an agent that does not answer may answer later.
+async fn until_not_served(agent: &AgentClient, id: &str) -> String {
+    loop {
+        tokio::time::sleep(LOOK_EVERY).await;
+        match agent.job(&JobRequest::Look { id: id.to_owned() }).await {
+            Ok(JobAnswer { outcome: Some(JobOutcome::Failed { why }), .. }) => return why,
+            Ok(JobAnswer { outcome: Some(_), .. }) => return String::from("it stopped"),
+            Ok(_) | Err(ClientError::Unreachable { .. }) => {}
+            Err(error) => return error.to_string(),
+        }
+    }
+}
+
 async fn until_ended(
     agent: &AgentClient,
     id: String,
     mut answer: JobAnswer,
     tell: impl Fn(&str),
 ) -> Result<JobOutcome, ClientError> {
-    let mut unreached = 0;
+    let (mut unreached, mut told) = (0, String::new());
     loop {
         if let Some(outcome) = answer.outcome {
             return Ok(outcome);
         }
-        tell(&answer.doing);
+        if answer.doing != told {
+            tell(&answer.doing);
+            told.clone_from(&answer.doing);
+        }
         tokio::time::sleep(PAUSE).await;
         let looked = agent.job(&JobRequest::Look { id: id.clone() }).await;
         answer = match looked {
             Err(ClientError::Unreachable { .. }) if unreached < UNREACHED => {
                 unreached += 1;
-                JobAnswer { doing: answer.doing, outcome: None }
+                JobAnswer { outcome: None, ..answer }
             }
             looked => looked?,
         };

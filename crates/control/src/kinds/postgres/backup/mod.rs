@@ -5,13 +5,16 @@ mod members;
 pub mod restore;
 mod watch;
 
-use jiff::Timestamp;
-use quorate_agent::api::{Job, JobOutcome};
+use std::net::IpAddr;
+
+use jiff::{SignedDuration, Timestamp};
+use quorate_agent::api::{Job, JobOutcome, Pass, PrimaryFiles, ServerPass};
 use quorate_backup::postgres::{self, Catalog, FORMAT, Listed, Manifest, Verification};
 use quorate_backup::{Store, Trust};
 use quorate_core::kinds::postgres::backup::{BackupKind, BackupTaken, Mark};
 use quorate_core::kinds::postgres::{RestoreTarget, Until, repository};
-use quorate_core::model::{BackupNote, BackupRecord, Ledger};
+use quorate_core::model::{BackupNote, BackupRecord, Ledger, MemberName};
+use quorate_pki::{Authority, AuthoritySubject, KeyAlgorithm, KeyPair, LeafWish};
 
 use crate::home::Home;
 use crate::kinds::etcd::backup::signing::{key_of, trust_of};
@@ -20,6 +23,10 @@ use members::Members;
 
 pub use watch::{Watching, watch};
 
+const TAKE: &str = "take a backup";
+const PASS_CLIENT: &str = "quorate-backup";
+/// As long as an agent lets a backup take. Each of pgBackRest's connections shows the certificate again.
+const PASS_VALIDITY: SignedDuration = SignedDuration::from_hours(7 * 24);
 /// So many are enough: anyone who can write to the store could fill the ledger.
 const STRANGE: usize = 3;
 
@@ -113,21 +120,17 @@ impl Backups<'_> {
         let signing = key_of(self.ledger)?;
         // Without a manifest it would not count.
         store.check(&vault.cluster).await?;
-        let primary = members.primary().to_string();
         let mark = self.mark(members).await?;
-        let job = Job::BackUp { kind, repository: which.repository() };
-        let JobOutcome::BackedUp(taken) = members.on_primary(job, "take a backup", self.teller).await? else {
-            return Err(members.misunderstood());
-        };
+        let (from_member, taken) = self.have_taken(members, kind, which.repository()).await?;
         let (spec, directory) = (&self.ledger.spec, repository::directory(&self.ledger.spec));
         let list_sha256 = postgres::list_digest(store, &directory, spec.name.as_str(), &taken.label).await?;
         let manifest = Manifest {
             format: FORMAT,
             cluster: spec.name.to_string(),
             cluster_id: self.ledger.cluster_id.clone(),
-            taken: *taken,
+            taken,
             mark,
-            from_member: primary,
+            from_member,
             repository: directory,
             list_sha256,
             encrypted: !vault.settings.recipients.is_empty(),
@@ -137,6 +140,55 @@ impl Backups<'_> {
         };
         let ledger = sealed_ledger(self.home, self.ledger, vault, self.teller);
         Ok(postgres::put(store, manifest, ledger.map(|sealed| sealed.to_vec()), &signing).await?)
+    }
+
+    /// From a replica, which has less to do. If it cannot, from the primary.
+    async fn have_taken(
+        &self,
+        members: &Members<'_>,
+        kind: BackupKind,
+        repository: u8,
+    ) -> Result<(String, BackupTaken), BackupError> {
+        if let Some(replica) = members.replica() {
+            match self.take_from_replica(members, replica, kind, repository).await {
+                Ok(taken) => return Ok((replica.to_string(), taken)),
+                // What is not known to have ended may still go on.
+                Err(error @ BackupError::Job { .. }) => {
+                    let primary = members.primary();
+                    self.teller.say(&format!("warning: {error}; taking the backup from {primary}, the primary"));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        let job = Job::BackUp { kind, repository, primary: None };
+        match members.on_primary(job, TAKE, self.teller).await? {
+            JobOutcome::BackedUp(taken) => Ok((members.primary().to_string(), *taken)),
+            _ => Err(members.misunderstood()),
+        }
+    }
+
+    async fn take_from_replica(
+        &self,
+        members: &Members<'_>,
+        replica: &MemberName,
+        kind: BackupKind,
+        repository: u8,
+    ) -> Result<BackupTaken, BackupError> {
+        let joined = self.ledger.postgres.formation.members().and_then(|all| all.get(members.primary()));
+        let unknown = || BackupError::NoPrimary { cluster: self.ledger.spec.name.to_string() };
+        let address = joined.and_then(|joined| joined.address).ok_or_else(unknown)?;
+        let (server, pass) = passes(address).map_err(|source| BackupError::Passes { source })?;
+        let outcome = members
+            .with_files_of_primary(server, async |paths| {
+                let primary = Some(PrimaryFiles { address, pass, paths });
+                let job = Job::BackUp { kind, repository, primary };
+                members.on(replica, job, TAKE, self.teller).await
+            })
+            .await?;
+        match outcome {
+            JobOutcome::BackedUp(taken) => Ok(*taken),
+            _ => Err(members.misunderstood()),
+        }
     }
 
     async fn mark(&self, members: &Members<'_>) -> Result<Mark, BackupError> {
@@ -205,6 +257,29 @@ impl Backups<'_> {
         let catalog = self.catalog(first).await?;
         Ok(note::write(self.home, self.ledger, record(&catalog).as_ref()).await?)
     }
+}
+
+/// For the primary and the replica, from a CA that is forgotten at once. pgBackRest looks for the host in the common name.
+fn passes(primary: IpAddr) -> Result<(ServerPass, Pass), quorate_pki::Error> {
+    let now = Timestamp::now();
+    let subject = AuthoritySubject { common_name: String::from("one backup"), organization: None };
+    let authority = Authority::generate(&subject, KeyAlgorithm::P256, PASS_VALIDITY, now)?;
+    let pass = |common_name: &str, server: bool| {
+        let key = KeyPair::generate(KeyAlgorithm::P256)?;
+        let wish = LeafWish {
+            common_name: common_name.to_owned(),
+            organization: None,
+            dns: Vec::new(),
+            addresses: Vec::new(),
+            server,
+            client: !server,
+            validity: PASS_VALIDITY,
+        };
+        let certificate = authority.sign(&key.csr(common_name)?, &wish, now)?;
+        Ok::<_, quorate_pki::Error>(Pass { ca: authority.certificate_pem().to_owned(), certificate, key: key.to_pem() })
+    };
+    let server = ServerPass { pass: pass(&primary.to_string(), true)?, client: PASS_CLIENT.to_owned() };
+    Ok((server, pass(PASS_CLIENT, false)?))
 }
 
 /// The backup with no more of the log than makes it consistent.

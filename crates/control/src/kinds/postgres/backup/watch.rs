@@ -37,13 +37,7 @@ pub async fn watch(watching: &Watching<'_>, mut stop: watch::Receiver<bool>) -> 
         };
         pause = match done {
             Ok(()) => TICK,
-            Err(error)
-                if error.is_passing()
-                    || matches!(
-                        error,
-                        BackupError::Job { .. } | BackupError::Agent { .. } | BackupError::NoPrimary { .. }
-                    ) =>
-            {
+            Err(error) if is_passing(&error) => {
                 watching.teller.say(&format!("warning: {}; trying again", with_causes(&error)));
                 (pause * 2).min(LONGEST_PAUSE)
             }
@@ -54,6 +48,18 @@ pub async fn watch(watching: &Watching<'_>, mut stop: watch::Receiver<bool>) -> 
             _ = stop.wait_for(|stop| *stop) => return Ok(()),
         }
     }
+}
+
+/// Whether the same may succeed later.
+fn is_passing(error: &BackupError) -> bool {
+    let of_members = matches!(
+        error,
+        BackupError::Job { .. }
+            | BackupError::Agent { .. }
+            | BackupError::NoPrimary { .. }
+            | BackupError::FilesLost { .. }
+    );
+    of_members || error.is_passing()
 }
 
 impl Watching<'_> {
