@@ -127,12 +127,29 @@ impl Site {
 
     /// The newest machine of every member, in the order of their names.
     fn machines(&self) -> Vec<Machine> {
-        machine::machines(&self.home, &self.cluster, self.kind)
+        self.of_members(machine::machines(&self.home, &self.cluster, self.kind))
     }
 
     /// Former machines too.
     fn every_machine(&self) -> Vec<Machine> {
-        machine::every_machine(&self.home, &self.cluster, self.kind)
+        self.of_members(machine::every_machine(&self.home, &self.cluster, self.kind))
+    }
+
+    fn of_members(&self, machines: Vec<Machine>) -> Vec<Machine> {
+        let proxies = self.proxy_names();
+        machines.into_iter().filter(|machine| !proxies.contains(machine.member.as_str())).collect()
+    }
+
+    /// Machines that are no members, and lead clients to them.
+    fn proxies(&self) -> Vec<Machine> {
+        let proxies = self.proxy_names();
+        let machines = machine::machines(&self.home, &self.cluster, self.kind).into_iter();
+        machines.filter(|machine| proxies.contains(machine.member.as_str())).collect()
+    }
+
+    fn proxy_names(&self) -> BTreeSet<String> {
+        let Ok(ledger) = self.ledger() else { return BTreeSet::new() };
+        ledger.spec.proxies().map(|proxy| proxy.name.to_string()).collect()
     }
 
     /// The machines of the members that the spec has now.

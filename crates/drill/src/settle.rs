@@ -36,9 +36,10 @@ pub(super) fn one_formation(site: &Site, cluster_id: &str, token: &str) -> Resul
     Ok(format!("all are of {token}"))
 }
 
-/// Every machine is one of a member, and its newest.
+/// Every machine is one of a member or a proxy, and its newest.
 pub(super) fn no_machine_left(site: &Site) -> Result<String, String> {
-    let wished = site.wished_machines().map_err(|e| e.to_string())?;
+    let mut wished = site.wished_machines().map_err(|e| e.to_string())?;
+    wished.extend(site.proxies());
     let all = directories(&site.home, &site.cluster);
     let unwished = all.iter().filter(|directory| wished.iter().all(|machine| machine.directory() != **directory));
     let left: Vec<&str> = unwished.filter_map(|directory| directory.file_name()?.to_str()).collect();

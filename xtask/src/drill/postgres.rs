@@ -130,6 +130,8 @@ struct Shape {
     lease: u32,
     /// Another name in the members' certificates.
     named: bool,
+    /// HAProxy on machines of its own.
+    proxies: bool,
     /// The numbers of the etcd cluster's members, and its minor version.
     etcds: Vec<usize>,
     minor: u32,
@@ -149,6 +151,7 @@ impl Cell {
             synchronous: 1,
             lease: 20,
             named: false,
+            proxies: self.change == Change::Switchover,
             etcds,
             minor: 5,
             namespaces,
@@ -208,17 +211,18 @@ impl Cell {
 
 impl Shape {
     fn spec(&self, place: &Place) -> Result<String> {
-        let Shape { members, connections, synchronous, lease, named, etcds, minor, namespaces } = self;
+        let Shape { members, connections, synchronous, lease, named, proxies, etcds, minor, namespaces } = self;
         let members: Vec<String> = members.iter().map(|number| format!("{{name: pg-{number}}}")).collect();
         let etcds: Vec<String> = etcds.iter().map(|number| format!("{{name: etcd-{number}}}")).collect();
         let (version, programs) = place.etcd(*minor)?;
         let network = if *namespaces { "    provider: {local: {network: netns}}\n" } else { "" };
         let names = if *named { "    tls: {extra_sans: [db.example.org]}\n" } else { "" };
+        let machines = if *proxies { "machines: [{name: proxy-1}, {name: proxy-2}], " } else { "" };
         // Patroni looks every second and its lease is as short as it takes, so nothing waits longer than it must.
         Ok(format!(
             "quorate: 1\nclusters:\n  - name: {CLUSTER}\n    members: [{}]\n{network}{names}    postgres:\n      version: 15\n      \
              dcs: {{cluster: {DCS}}}\n      parameters: {{max_connections: {connections}}}\n      \
-             synchronous: {{nodes: {synchronous}}}\n      haproxy: {{check_every: 500ms}}\n      \
+             synchronous: {{nodes: {synchronous}}}\n      haproxy: {{{machines}check_every: 500ms}}\n      \
              patroni: {{ttl: {lease}s, loop_wait: 1s, retry_timeout: 5s}}\n  - name: {DCS}\n    members: [{}]\n{network}    etcd:\n      \
              version: {version}\n      binary: {{path: {}}}\n      client_auth: password\n      grpc_gateway: true\n      \
              flags: {{bcrypt-cost: 4}}\n",

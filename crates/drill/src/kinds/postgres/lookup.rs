@@ -24,12 +24,12 @@ impl Lookup {
         self.0.wished_machines().unwrap_or_default().iter().map(host).collect()
     }
 
-    /// The ports of HAProxy that lead to the primary.
+    /// The ports of HAProxy that lead to the primary, on members or on machines of its own.
     pub(super) fn proxies(&self) -> Vec<SocketAddr> {
         let Ok(ledger) = self.0.ledger() else { return Vec::new() };
         let Some(haproxy) = ledger.spec.postgres.and_then(|postgres| postgres.haproxy) else { return Vec::new() };
-        let machines = self.0.machines();
-        let proxies = machines.iter().filter(|machine| haproxy.runs_on(machine.member.as_str()));
+        let on_members = self.0.machines().into_iter().filter(|machine| haproxy.runs_on(machine.member.as_str()));
+        let proxies = on_members.chain(self.0.proxies());
         proxies.map(|machine| SocketAddr::new(machine.address, haproxy.primary_port)).collect()
     }
 
