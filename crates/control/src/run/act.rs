@@ -334,7 +334,11 @@ impl Controller {
         };
         tell(&hold).await;
         let switched = self.order(member, order).await;
-        tell(&release(switched.is_ok())).await;
+        let is_promoted = match (&switched, self.sight.agent(to)) {
+            (Ok(()), Some(agent)) => postgres::orders::is_promoted(agent, self.held.fence()).await,
+            _ => false,
+        };
+        tell(&release(is_promoted)).await;
         switched
     }
 

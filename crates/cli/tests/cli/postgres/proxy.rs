@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::{Shop, THREE, Writer, assert_nothing_lost, psql, spec};
 use crate::common::{Sandbox, eventually, signal};
@@ -111,7 +112,22 @@ fn clients_reach_the_primary_and_replicas_through_haproxy_while_the_primary_move
         psql(&through, count).ok().stdout == "1\n"
     });
     let before = shop.primary();
-    shop.sandbox.quorate(&["switchover", "shop", "--yes"]).ok();
+    let done = AtomicBool::new(false);
+    let answers = std::thread::scope(|scope| {
+        let asked = scope.spawn(|| {
+            let mut answers = BTreeSet::new();
+            while !done.load(Ordering::SeqCst) {
+                answers.insert(recovers("5000", 0).stdout);
+            }
+            answers
+        });
+        let switched = shop.sandbox.quorate(&["switchover", "shop", "--yes"]);
+        done.store(true, Ordering::SeqCst);
+        switched.ok();
+        asked.join().expect("it asks")
+    });
+    // Patroni calls it done before the new primary is promoted, and clients must wait for that.
+    assert!(answers.contains("f\n") && !answers.contains("t\n"), "{answers:?}");
     assert_ne!(shop.primary(), before);
     assert!(transaction.wait().expect("it ends").success(), "the transaction was cut off");
     assert_eq!(psql(&through, "select count(*) from slow").ok().stdout, "1\n");

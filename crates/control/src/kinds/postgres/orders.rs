@@ -1,11 +1,16 @@
 //! From steps that concern PostgreSQL to orders for agents.
 
-use quorate_agent::api::{Order, PostgresOrder};
-use quorate_core::kinds::postgres::CatalogOp;
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use quorate_agent::api::{FactsRequest, Order, PostgresOrder};
+use quorate_agent::client::{AgentClient, Look};
 use quorate_core::kinds::postgres::desire::server_name;
 use quorate_core::kinds::postgres::spec::Haproxy;
+use quorate_core::kinds::postgres::{CatalogOp, Role};
 use quorate_core::model::{DataSeen, Ledger, MemberName};
 use quorate_core::planner::{Action, Precondition, Step};
+use tokio::time::sleep;
 
 use super::passwords;
 
@@ -86,6 +91,29 @@ pub(crate) fn holding(
         Order::Postgres(PostgresOrder::ReleaseClients { server: server.clone(), to })
     };
     Some((proxies, Order::Postgres(hold), release))
+}
+
+/// How long a member that has won the lead may take until it is writable.
+const PROMOTION: Duration = Duration::from_secs(15);
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Waits until this member is writable. Patroni calls a switchover done when another member has the lead, and that one is promoted afterwards:
+/// until then it refuses every write.
+pub(crate) async fn is_promoted(agent: &AgentClient, fence: u64) -> bool {
+    let request = FactsRequest { fence: Some(fence), auth: false, reach: BTreeSet::new() };
+    let deadline = Instant::now() + PROMOTION;
+    loop {
+        if let Ok(Look::Facts(facts)) = agent.look(&request).await
+            && let Some(status) = facts.postgres.as_ref().and_then(|found| found.status.as_ref())
+            && status.role == Role::Primary
+        {
+            return true;
+        }
+        if Instant::now() > deadline {
+            return false;
+        }
+        sleep(PAUSE).await;
+    }
 }
 
 /// Proxies on machines of their own, and what is still there of them: clients come through all of these.
