@@ -220,8 +220,13 @@ fn spawn(mut command: Command, log: &Path) -> Result<Child, AgentError> {
 
 /// What PostgreSQL says of why it ended.
 fn last_complaint(log: &Path) -> String {
-    let text = logs::last_bytes(log, LAST_BYTES);
-    let fatal = |line: &&str| line.contains("FATAL:") || line.contains("PANIC:");
+    complaint_in(&logs::last_bytes(log, LAST_BYTES))
+}
+
+/// What it tells those who ask too early or too late is no reason.
+fn complaint_in(text: &str) -> String {
+    let is_reason = |line: &str| !line.contains("FATAL:  the database system is ");
+    let fatal = |line: &&str| is_reason(line) && (line.contains("FATAL:") || line.contains("PANIC:"));
     let said = text.lines().rfind(fatal).or_else(|| text.lines().next_back()).unwrap_or_default();
     let said = said.split_once("FATAL:").map_or(said, |(_, said)| said).trim();
     match said.contains("recovery ended before configured recovery target was reached") {
@@ -257,4 +262,24 @@ fn config_file(data: &Path) -> PathBuf {
 
 fn hba_file(data: &Path) -> PathBuf {
     data.join("quorate_hba.conf")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn why_recovery_ended_is_not_what_those_were_told_who_asked_meanwhile() {
+        let too_early = "2026-11-18 05:31:12 UTC [7] FATAL:  the database system is starting up\n";
+        let reason =
+            "2026-11-18 05:31:13 UTC [8] FATAL:  recovery ended before configured recovery target was reached\n";
+        let too_late = "2026-11-18 05:31:13 UTC [9] FATAL:  the database system is in recovery mode\n";
+        let complaint = complaint_in(&[too_early, reason, too_late].concat());
+        assert_eq!(complaint, "the log that was stored ends before the point that was asked for");
+        let other = "[8] FATAL:  could not access the file\n";
+        assert_eq!(
+            complaint_in(&[other, too_late].concat()),
+            "PostgreSQL does not recover it: could not access the file"
+        );
+    }
 }
