@@ -130,7 +130,7 @@ struct Shape {
     lease: u32,
     /// Another name in the members' certificates.
     named: bool,
-    /// HAProxy on machines of its own.
+    /// HAProxy on separate machines.
     proxies: bool,
     /// The numbers of the etcd cluster's members, and its minor version.
     etcds: Vec<usize>,

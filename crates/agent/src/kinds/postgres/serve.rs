@@ -72,7 +72,7 @@ impl Agent {
         let (tool, owner) = (self.pgbackrest()?, self.patroni().await?.owner()?);
         let files = PassFiles::write(pass, owner)?;
         let address = self.state.get().address;
-        // Whoever answers at the port is then pgBackRest.
+        // If the port is free now, pgBackRest is what answers there later.
         let taken = |error| Refusal::failed(format!("port {BACKUP_PORT} cannot be used: {error}"));
         drop(TcpListener::bind((address, BACKUP_PORT)).await.map_err(taken)?);
         let mut command = self.run_pgbackrest(&tool).await?;

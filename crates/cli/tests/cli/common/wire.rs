@@ -1,4 +1,4 @@
-//! A wire to a server on this machine, which can be cut and mended.
+//! A wire to a server on this machine, which can be cut and reconnected.
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
@@ -44,7 +44,7 @@ impl Wire {
         }
     }
 
-    pub fn mend(&self) {
+    pub fn reconnect(&self) {
         self.state.is_cut.store(false, Ordering::SeqCst);
     }
 

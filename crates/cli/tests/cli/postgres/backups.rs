@@ -105,8 +105,8 @@ fn a_cluster_goes_back_to_points_in_time_and_comes_back_from_nothing() {
     shop.sandbox.quorate(&["requests", "shop", "--withdraw", "restore"]).ok();
     assert!(shop.sandbox.quorate(&["plan", "shop.yaml"]).ok().stdout.contains("cluster shop: nothing to do"));
 
-    // What rests on the last full backup, and a pruned one. The replica gets nothing from whoever has the port at the primary, and the
-    // primary takes the backup itself.
+    // What rests on the last full backup, and a pruned one. The replica gets nothing from another process that has the
+    // port at the primary, and the primary takes the backup itself.
     let (status, primary) = (shop.status(), shop.primary());
     let members = status["members"].as_array().expect("members").iter();
     let address = members.filter(|member| member["member"] == primary.as_str()).find_map(|one| one["address"].as_str());

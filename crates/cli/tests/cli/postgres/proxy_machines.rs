@@ -1,4 +1,4 @@
-//! HAProxy on machines of its own: they lead clients to members, and members trust them with nothing.
+//! HAProxy on separate machines: they lead clients to members, and members trust them with nothing.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -64,7 +64,7 @@ fn recovers(env: &BTreeMap<String, String>) -> String {
 }
 
 #[test]
-fn proxies_on_machines_of_their_own_serve_are_drained_repaired_removed_and_trusted_with_nothing() {
+fn proxies_on_separate_machines_serve_are_drained_repaired_removed_and_trusted_with_nothing() {
     let sandbox = Sandbox::new(super::VERSION);
     sandbox.file("shop.yaml", &with_proxies(&["proxy-1", "proxy-2"]));
     let shop = Shop { sandbox };

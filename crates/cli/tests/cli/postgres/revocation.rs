@@ -29,7 +29,7 @@ fn what_was_stolen_from_a_machine_is_refused_once_the_machine_is_replaced() {
     for file in ["peer.crt", "peer.key"] {
         std::fs::copy(pki(&lost).join(file), stolen.join(file)).unwrap();
     }
-    // Whoever has it and a password is the superuser.
+    // With it and the password, anyone is the superuser.
     let superuser = shop.env(&[]);
     assert_eq!(psql(&showing(&superuser, &stolen), "select current_user").ok().stdout, "postgres\n");
     let user = shop.env(&["--user", "shop"]);
@@ -63,7 +63,7 @@ fn what_was_stolen_from_a_machine_is_refused_once_the_machine_is_replaced() {
     psql(&superuser, "select pg_terminate_backend(pid) from pg_stat_replication").ok();
     eventually("standbys stream again", 30, || psql(&superuser, streaming).ok().stdout == "2\n");
 
-    // HAProxy does not believe whoever answers for Patroni with it.
+    // HAProxy rejects health checks that are answered with it.
     let user = shop.env(&["--user", "shop"]);
     let (primary, standby) = (shop.primary(), shop.member_with("sync standby"));
     let number = |member: &str| THREE.iter().position(|name| *name == member).unwrap();

@@ -1,4 +1,4 @@
-//! Backups of PostgreSQL in an S3 store, over TLS with a CA of its own, and in two places.
+//! Backups of PostgreSQL in an S3 store, over TLS with a private CA, and in two places.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -243,11 +243,11 @@ fn two_places_have_a_backup_each_and_the_second_stands_in_for_the_first() {
     let creating = begin();
     wire.cut();
     psql(&user, "insert into written select generate_series(1, 10)").ok();
-    wire.mend();
+    wire.reconnect();
     ended(creating).ok();
     wire.cut();
     shop.sandbox.quorate(&["backup", "verify", "shop", "--second"]).ok();
-    wire.mend();
+    wire.reconnect();
 
     // pgBackRest is killed in the middle of one: what is not complete does not count, and the next one is.
     let count = || (store.names(&format!("{prefix}/shop/postgres")).len(), in_second());
@@ -255,7 +255,7 @@ fn two_places_have_a_backup_each_and_the_second_stands_in_for_the_first() {
     let creating = begin();
     wire.cut();
     signal(shop.process("pg-1", "--type=full").expect("pgBackRest"), "KILL");
-    wire.mend();
+    wire.reconnect();
     let failed = ended(creating);
     assert!(failed.code != Some(0) && failed.stderr.contains("pg-1 cannot take a backup"), "{failed:?}");
     assert_eq!(count(), counted);

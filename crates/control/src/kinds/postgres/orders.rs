@@ -116,7 +116,7 @@ pub(crate) async fn is_promoted(agent: &AgentClient, fence: u64) -> bool {
     }
 }
 
-/// Proxies on machines of their own, and what is still there of them: clients come through all of these.
+/// Proxies on separate machines, former ones included while they exist: clients come through all of them.
 fn proxy_machines(ledger: &Ledger) -> impl Iterator<Item = MemberName> {
     let known = ledger.members.iter().filter(|(_, record)| record.proxy.is_some());
     known.flat_map(|(name, record)| {

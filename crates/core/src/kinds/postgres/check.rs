@@ -68,7 +68,7 @@ pub(crate) fn check(cluster: &Cluster, all: &Spec, host: &HostFacts, found: &mut
     }
 }
 
-/// Ports that are taken on every member, and by whom. On a machine of its own, HAProxy shares with the agent alone.
+/// Ports that are taken on every member, and by whom. On a separate machine, only the agent's port is taken.
 const TAKEN: [(u16, &str); 4] =
     [(CLIENT_PORT, "PostgreSQL"), (REST_PORT, "Patroni"), (BACKUP_PORT, "pgBackRest"), (AGENT_PORT, "quorate's agent")];
 const SHORTEST_CHECK: Millis = Millis(200);
@@ -126,7 +126,7 @@ fn proxy_machines(cluster: &Cluster, haproxy: &Haproxy, machines: &[MemberSpec],
         found.error(at("machines"), "HAProxy is to run on no machine", "name one, or leave out `haproxy`");
     }
     if haproxy.members.is_some() {
-        let message = "HAProxy runs on members or on machines of its own, not on both";
+        let message = "HAProxy runs either on members or on separate machines, not on both";
         found.error(at("machines"), message, "leave out `members` or `machines`");
     }
     for (index, machine) in machines.iter().enumerate() {

@@ -24,7 +24,7 @@ impl Lookup {
         self.0.wished_machines().unwrap_or_default().iter().map(host).collect()
     }
 
-    /// The ports of HAProxy that lead to the primary, on members or on machines of its own.
+    /// The ports of HAProxy that lead to the primary, on members or on separate machines.
     pub(super) fn proxies(&self) -> Vec<SocketAddr> {
         let Ok(ledger) = self.0.ledger() else { return Vec::new() };
         let Some(haproxy) = ledger.spec.postgres.and_then(|postgres| postgres.haproxy) else { return Vec::new() };
