@@ -21,6 +21,8 @@ pub const SERVER: Need = Need::File { path: POSTGRES, package: PACKAGE };
 pub const PGBACKREST: Need = Need::Command { name: "pgbackrest", package: "pgbackrest" };
 /// In front of it. Debian's package starts it where there is systemd, with a configuration that listens nowhere.
 pub const HAPROXY: Need = Need::File { path: "/usr/sbin/haproxy", package: "haproxy" };
+/// The same: the package starts it where there is systemd, for nobody.
+pub const PGBOUNCER: Need = Need::File { path: "/usr/sbin/pgbouncer", package: "pgbouncer" };
 const PACKAGE: &str = "postgresql-15";
 /// Where Debian's package puts them.
 pub const PROGRAMS_DIRECTORY: &str = "/usr/lib/postgresql/15/bin";
@@ -41,7 +43,7 @@ pub fn run(lab: &Lab) -> Result<()> {
 
 /// The directory of Patroni's programs, for the PATH. What is missing is installed.
 pub fn ensure(lab: &Lab) -> Result<PathBuf> {
-    host::install_missing(&[SERVER, PGBACKREST, HAPROXY])?;
+    host::install_missing(&[SERVER, PGBACKREST, HAPROXY, PGBOUNCER])?;
     let programs = lab.patroni().join(format!("{VERSION}-bin"));
     if is_whole(&programs) {
         return Ok(programs);

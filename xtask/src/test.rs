@@ -33,7 +33,7 @@ const LIBWRAP: &str = if cfg!(target_arch = "aarch64") {
     "/usr/lib/x86_64-linux-gnu/libwrap.so.0"
 };
 
-pub const NEEDS: [Need; 14] = [
+pub const NEEDS: [Need; 15] = [
     Need::Command { name: "age", package: "age" },
     Need::Command { name: "cpio", package: "cpio" },
     Need::Command { name: "faketime", package: "faketime" },
@@ -49,6 +49,7 @@ pub const NEEDS: [Need; 14] = [
     postgres::SERVER,
     postgres::PGBACKREST,
     postgres::HAPROXY,
+    postgres::PGBOUNCER,
 ];
 
 /// Property tests begin with this: what passes here passes again. New cases are tried by `cargo xtask model` and `fuzz`.

@@ -57,6 +57,7 @@ impl Agent {
         self.shown.swap(&self.state.get())?;
         self.put_certificates().await?;
         self.reload_postgres().await;
+        self.keep_pgbouncer().await;
         Ok(())
     }
 

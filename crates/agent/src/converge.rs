@@ -61,6 +61,7 @@ impl Agent {
         self.reload_postgres().await;
         self.stop_unlisted().await?;
         self.keep_haproxy().await;
+        self.keep_pgbouncer().await;
         self.help_up().await;
         Ok(())
     }
@@ -80,7 +81,9 @@ impl Agent {
         match &service.runs {
             Runs::Etcd(_) => Ok(self.etcd.service.clone()),
             Runs::Patroni(_) => self.patroni().await,
-            Runs::Haproxy(_) | Runs::Program(_) => self.services.with(self.plain_profile(service)).await,
+            Runs::Haproxy(_) | Runs::Pgbouncer(_) | Runs::Program(_) => {
+                self.services.with(self.plain_profile(service)).await
+            }
         }
     }
 }
@@ -94,8 +97,10 @@ fn check_services(services: &[ServiceConfig]) -> Result<(), Refusal> {
             Runs::Etcd(_) => name == etcd::SERVICE,
             Runs::Patroni(_) => name == postgres::SERVICE,
             Runs::Haproxy(_) => name == postgres::HAPROXY,
+            Runs::Pgbouncer(_) => name == postgres::PGBOUNCER,
             Runs::Program(_) => {
-                ![etcd::SERVICE, postgres::SERVICE, postgres::HAPROXY, "agent"].contains(&name.as_str())
+                let taken = [etcd::SERVICE, postgres::SERVICE, postgres::HAPROXY, postgres::PGBOUNCER, "agent"];
+                !taken.contains(&name.as_str())
             }
         };
         if name.is_empty() || !name.chars().all(is_plain) || !own || !names.insert(name) {

@@ -204,6 +204,7 @@ impl Agent {
         self.resume_postgres().await;
         self.resume_services().await;
         self.resume_haproxy().await;
+        self.keep_pgbouncer().await;
         // The agent before may have ended between writing a configuration and saying so.
         self.reload_postgres().await;
     }

@@ -15,6 +15,7 @@ mod layout;
 pub mod order;
 mod orders;
 mod pgbackrest;
+mod pgbouncer;
 mod ports;
 mod processes;
 mod programs;
@@ -43,13 +44,20 @@ use quorate_core::model::Exit;
 use jobs::Jobs;
 
 pub(crate) use haproxy::complaint as haproxy_complaint;
+pub(crate) use pgbouncer::SETTINGS as PGBOUNCER_SETTINGS;
 pub(crate) use ports::openings;
-pub(crate) use quorate_core::kinds::postgres::{HAPROXY, SERVICE};
+pub(crate) use quorate_core::kinds::postgres::{HAPROXY, PGBOUNCER, SERVICE};
 pub(crate) use state::PostgresState;
 
 /// Below the root, what is written for PostgreSQL by the agent alone, and what is stored next to it under longer names.
-pub(crate) const PLACES: [&str; 5] =
-    [desire::HOME_DIRECTORY, desire::PKI_DIRECTORY, desire::CONFIG_FILE, repository::CONFIG_FILE, haproxy::CONFIG_FILE];
+pub(crate) const PLACES: [&str; 6] = [
+    desire::HOME_DIRECTORY,
+    desire::PKI_DIRECTORY,
+    desire::CONFIG_FILE,
+    repository::CONFIG_FILE,
+    haproxy::CONFIG_FILE,
+    pgbouncer::DIRECTORY,
+];
 
 /// What an agent holds for its PostgreSQL while it runs.
 #[derive(Default)]

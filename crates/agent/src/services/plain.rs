@@ -31,7 +31,7 @@ impl Agent {
     }
 
     pub(crate) async fn start_service(&self, name: &str) -> Result<(), Refusal> {
-        let (service, launch) = self.plain_service(name)?;
+        let (service, launch) = self.plain_service(name).await?;
         self.state.update(|state| _ = state.services.insert(name.to_owned())).await?;
         match self.services.with(self.plain_profile(&service)).await?.look().await {
             ServiceState::Running { digest, .. } if digest == launch.digest => Ok(()),
@@ -42,7 +42,7 @@ impl Agent {
     }
 
     pub(crate) async fn restart_service(&self, name: &str) -> Result<(), Refusal> {
-        let (service, launch) = self.plain_service(name)?;
+        let (service, launch) = self.plain_service(name).await?;
         if !self.state.get().services.contains(name) {
             return Err(refuse(format!("{name} is not meant to run; order a start")));
         }
@@ -62,7 +62,7 @@ impl Agent {
     }
 
     async fn stop_service(&self, name: &str) -> Result<(), Refusal> {
-        let (service, _) = self.plain_service(name)?;
+        let (service, _) = self.plain_service(name).await?;
         self.state.update(|state| _ = state.services.remove(name)).await?;
         self.services.with(self.plain_profile(&service)).await?;
         Ok(self.end_service(name).await?)
@@ -81,7 +81,8 @@ impl Agent {
         let state = self.state.get();
         let listed = |name: &str| {
             let service = state.node_config.as_ref().and_then(|in_place| in_place.config.service(name));
-            service.is_some_and(|service| matches!(service.runs, Runs::Program(_) | Runs::Haproxy(_)))
+            service
+                .is_some_and(|service| matches!(service.runs, Runs::Program(_) | Runs::Haproxy(_) | Runs::Pgbouncer(_)))
         };
         for name in state.services.iter().filter(|name| !listed(name)) {
             // Who it ran as is not known any more, and does not matter to its end.
@@ -120,7 +121,7 @@ impl Agent {
 
     async fn try_to_resume_service(&self, name: &str) -> Result<(), ()> {
         let resumed = async {
-            let (service, launch) = self.plain_service(name).map_err(|refusal| refusal.to_string())?;
+            let (service, launch) = self.plain_service(name).await.map_err(|refusal| refusal.to_string())?;
             let kept = self.services.with(self.plain_profile(&service)).await.map_err(|error| error.in_full())?;
             let is_up = matches!(kept.look().await, ServiceState::Running { .. } | ServiceState::BackingOff { .. });
             if is_up || kept.adopt(no_gate()).await {
@@ -142,7 +143,7 @@ impl Agent {
         let state = self.state.get();
         let mut facts = BTreeMap::new();
         for service in state.node_config.iter().flat_map(|in_place| &in_place.config.services) {
-            if !matches!(service.runs, Runs::Program(_) | Runs::Haproxy(_)) {
+            if !matches!(service.runs, Runs::Program(_) | Runs::Haproxy(_) | Runs::Pgbouncer(_)) {
                 continue;
             }
             let seen = match (self.services.failure(&service.name), self.services.named(&service.name)) {
@@ -151,6 +152,9 @@ impl Agent {
                     ServiceState::BackingOff { restarts: 0, last_exit }
                 }
                 (None, Some(kept)) if matches!(service.runs, Runs::Haproxy(_)) => self.look_at_haproxy(&*kept).await,
+                (None, Some(kept)) if matches!(service.runs, Runs::Pgbouncer(_)) => {
+                    self.look_at_pgbouncer(&*kept).await
+                }
                 (None, Some(kept)) => kept.look().await,
                 (None, None) => ServiceState::Stopped,
             };
@@ -174,7 +178,7 @@ impl Agent {
     }
 
     /// A service of the config in place, and how it is to be started.
-    fn plain_service(&self, name: &str) -> Result<(ServiceConfig, Launch), Refusal> {
+    async fn plain_service(&self, name: &str) -> Result<(ServiceConfig, Launch), Refusal> {
         let state = self.state.get();
         let in_place =
             state.node_config.as_ref().ok_or_else(|| refuse(String::from("there is no configuration yet")))?;
@@ -183,6 +187,7 @@ impl Agent {
         let ProgramService { path, args, env } = match &service.runs {
             Runs::Program(program) => program,
             Runs::Haproxy(haproxy) => &self.haproxy_program(haproxy, state.search.as_deref())?,
+            Runs::Pgbouncer(pgbouncer) => &self.pgbouncer_program(pgbouncer, state.search.as_deref()).await?,
             Runs::Etcd(_) | Runs::Patroni(_) => {
                 return Err(refuse(format!("{name} has its own orders for starting and stopping")));
             }
@@ -217,7 +222,7 @@ fn profile(layout: &Layout, name: &str, user: &str) -> Profile {
         first_start: None,
         variables: &[],
         may_be_pod: false,
-        settings: "",
+        settings: if name == postgres::PGBOUNCER { postgres::PGBOUNCER_SETTINGS } else { "" },
         find_stray: Arc::new(move || child::find_by_mark(&here, &own)),
         last_words: if name == postgres::HAPROXY { postgres::haproxy_complaint } else { last_line },
     }

@@ -106,7 +106,7 @@ pub struct ImageBuild {
     /// An additional package; can be repeated
     #[arg(long = "package", value_name = "NAME")]
     pub packages: Vec<String>,
-    /// Add PostgreSQL of this major version, Patroni, pgBackRest and HAProxy
+    /// Add PostgreSQL of this major version, Patroni, pgBackRest, HAProxy and PgBouncer
     #[arg(long, value_name = "VERSION", conflicts_with = "cloud_init", value_parser = clap::value_parser!(u16).range(13..=18))]
     pub postgres: Option<u16>,
     /// Size of the disk; a larger root disk is used completely

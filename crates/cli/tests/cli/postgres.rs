@@ -4,6 +4,7 @@
 mod backups;
 mod other_etcd;
 mod passwords;
+mod pooler;
 mod proxy;
 mod proxy_machines;
 mod revocation;

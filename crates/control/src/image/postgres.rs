@@ -1,4 +1,4 @@
-//! PostgreSQL, Patroni, pgBackRest and HAProxy in an image. All but Patroni are Debian's packages: Patroni's is older than etcd of today
+//! PostgreSQL, Patroni, pgBackRest, HAProxy and PgBouncer in an image. All but Patroni are Debian's packages: Patroni's is older than etcd of today
 //! needs, so Patroni comes from PyPI, checked by its digest, and uses the libraries of the system.
 
 use std::path::Path;
@@ -10,9 +10,10 @@ use super::tools::run;
 use super::{ImageError, Package};
 
 /// All that Patroni imports when its state is in etcd.
-const PACKAGES: [&str; 10] = [
+const PACKAGES: [&str; 11] = [
     "pgbackrest",
     "haproxy",
+    "pgbouncer",
     "python3-psycopg2",
     "python3-yaml",
     "python3-urllib3",

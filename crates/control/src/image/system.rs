@@ -27,6 +27,7 @@ const NOT_AT_BOOT: &[&str] = &[
     "nftables.service",
     "postgresql.service",
     "haproxy.service",
+    "pgbouncer.service",
     "apt-daily.timer",
     "apt-daily-upgrade.timer",
     "e2scrub_all.timer",

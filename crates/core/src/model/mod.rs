@@ -35,7 +35,7 @@ pub use ledger::{
 pub use name::{MachineId, MemberName};
 pub use node_config::{
     ADDRESS, Archive, BinarySource, ConfigFile, EtcdService, HaproxyService, NextVersion, NodeConfig, PatroniService,
-    Pod, ProgramService, ROOT, Runs, ServiceConfig,
+    PgbouncerService, Pod, ProgramService, ROOT, Runs, ServiceConfig,
 };
 pub use program::{FIRST_UPGRADABLE, FailedUpgrade, OLDEST_PROTOCOL, PROTOCOL, Program, ProgramSeen};
 pub use seen::{MachineSeen, Observation, PowerState, Seen};

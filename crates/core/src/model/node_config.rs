@@ -75,6 +75,8 @@ pub enum Runs {
     Patroni(PatroniService),
     /// Kept running wherever a config has it.
     Haproxy(HaproxyService),
+    /// The same.
+    Pgbouncer(PgbouncerService),
     /// A program of the machine that needs no more than to be kept running.
     Program(ProgramService),
 }
@@ -143,6 +145,23 @@ pub struct HaproxyService {
     pub servers: BTreeMap<String, IpAddr>,
 }
 
+/// PgBouncer in front of HAProxy's port that leads to the primary. Other users, passwords, certificates and sizes are taken up by a reload, which
+/// ends no connection.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct PgbouncerService {
+    /// If absent, from the search path.
+    pub program: Option<String>,
+    pub port: u16,
+    /// As PgBouncer calls it.
+    pub pool_mode: String,
+    pub default_pool_size: u32,
+    pub max_client_conn: u32,
+    /// HAProxy's port on the same machine.
+    pub primary_port: u16,
+    /// By user, what PostgreSQL checks the password with.
+    pub users: BTreeMap<String, Secret>,
+}
+
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ProgramService {
     pub path: String,
@@ -186,28 +205,35 @@ impl NodeConfig {
     pub fn etcd(&self) -> Option<&EtcdService> {
         self.services.iter().find_map(|service| match &service.runs {
             Runs::Etcd(etcd) => Some(etcd),
-            Runs::Patroni(_) | Runs::Haproxy(_) | Runs::Program(_) => None,
+            Runs::Patroni(_) | Runs::Haproxy(_) | Runs::Pgbouncer(_) | Runs::Program(_) => None,
         })
     }
 
     pub fn etcd_mut(&mut self) -> Option<&mut EtcdService> {
         self.services.iter_mut().find_map(|service| match &mut service.runs {
             Runs::Etcd(etcd) => Some(etcd),
-            Runs::Patroni(_) | Runs::Haproxy(_) | Runs::Program(_) => None,
+            Runs::Patroni(_) | Runs::Haproxy(_) | Runs::Pgbouncer(_) | Runs::Program(_) => None,
         })
     }
 
     pub fn patroni(&self) -> Option<&PatroniService> {
         self.services.iter().find_map(|service| match &service.runs {
             Runs::Patroni(patroni) => Some(patroni),
-            Runs::Etcd(_) | Runs::Haproxy(_) | Runs::Program(_) => None,
+            Runs::Etcd(_) | Runs::Haproxy(_) | Runs::Pgbouncer(_) | Runs::Program(_) => None,
         })
     }
 
     pub fn haproxy(&self) -> Option<&HaproxyService> {
         self.services.iter().find_map(|service| match &service.runs {
             Runs::Haproxy(haproxy) => Some(haproxy),
-            Runs::Etcd(_) | Runs::Patroni(_) | Runs::Program(_) => None,
+            Runs::Etcd(_) | Runs::Patroni(_) | Runs::Pgbouncer(_) | Runs::Program(_) => None,
+        })
+    }
+
+    pub fn pgbouncer(&self) -> Option<&PgbouncerService> {
+        self.services.iter().find_map(|service| match &service.runs {
+            Runs::Pgbouncer(pgbouncer) => Some(pgbouncer),
+            Runs::Etcd(_) | Runs::Patroni(_) | Runs::Haproxy(_) | Runs::Program(_) => None,
         })
     }
 
@@ -235,6 +261,8 @@ impl NodeConfig {
                     next: _,
                 }) => digest_of(&(version, programs, patroni)),
                 Runs::Haproxy(HaproxyService { program, .. }) => digest_of(program),
+                // It takes up another port only when it starts.
+                Runs::Pgbouncer(PgbouncerService { program, port, .. }) => digest_of(&(program, port)),
                 Runs::Program(program) => digest_of(&(program, &service.user, inputs)),
             }
         };

@@ -142,6 +142,10 @@ pub struct LogForwarding {
     #[serde(default = "default_haproxy_tag")]
     #[schemars(length(min = 1))]
     pub haproxy_tag: String,
+    /// Tag of PgBouncer's log, in clusters of PostgreSQL that have it.
+    #[serde(default = "default_pgbouncer_tag")]
+    #[schemars(length(min = 1))]
+    pub pgbouncer_tag: String,
     /// Tag of the node exporter's logs.
     #[serde(default = "default_node_exporter_tag")]
     #[schemars(length(min = 1))]
@@ -162,7 +166,8 @@ impl LogForwarding {
         match kind {
             Kind::Etcd => vec![("etcd_tag", &*self.etcd_tag), exporter],
             Kind::Postgres => {
-                vec![("patroni_tag", &*self.patroni_tag), ("haproxy_tag", &*self.haproxy_tag), exporter]
+                let proxies = [("haproxy_tag", &*self.haproxy_tag), ("pgbouncer_tag", &*self.pgbouncer_tag)];
+                [("patroni_tag", &*self.patroni_tag), exporter].into_iter().chain(proxies).collect()
             }
         }
     }
@@ -174,6 +179,10 @@ fn default_etcd_tag() -> String {
 
 fn default_patroni_tag() -> String {
     String::from("patroni")
+}
+
+fn default_pgbouncer_tag() -> String {
+    String::from("pgbouncer")
 }
 
 fn default_haproxy_tag() -> String {

@@ -64,7 +64,7 @@ impl Agent {
     ) -> Result<ProgramService, Refusal> {
         let path = match &haproxy.program {
             Some(path) => path.clone(),
-            None => find(search)
+            None => find(HAPROXY, search)
                 .ok_or_else(|| Refusal::failed("there is no program `haproxy` on the PATH, nor in /usr/sbin"))?,
         };
         let place = self.layout.service_data(HAPROXY).display().to_string();
@@ -143,6 +143,7 @@ impl Agent {
         let held = place.ask(&format!("set maxconn server primary/{server} 1;disable health primary/{server}")).await;
         self.postgres.holds.store(held.is_ok(), Ordering::SeqCst);
         held?;
+        self.pause_pgbouncer();
         let turn = {
             let mut held = self.postgres.held.lock().expect("no holder panics");
             *held += 1;
@@ -178,7 +179,9 @@ impl Agent {
         }
         commands.push(format!("enable health primary/{server}"));
         commands.push(format!("set maxconn server primary/{server} {most}"));
-        Place::new(&self.layout).ask(&commands.join(";")).await?;
+        let released = Place::new(&self.layout).ask(&commands.join(";")).await;
+        self.let_pgbouncer_continue();
+        released?;
         Ok(())
     }
 
@@ -260,10 +263,10 @@ impl Place {
     }
 }
 
-fn find(search: Option<&str>) -> Option<String> {
+pub(super) fn find(name: &str, search: Option<&str>) -> Option<String> {
     let own = std::env::var("PATH").unwrap_or_default();
     let paths = search.into_iter().chain([own.as_str()]).flat_map(|paths| paths.split(':'));
-    let mut paths = paths.chain(USUAL_PLACES).map(|directory| Path::new(directory).join(HAPROXY));
+    let mut paths = paths.chain(USUAL_PLACES).map(|directory| Path::new(directory).join(name));
     paths.find(|path| path.is_file()).map(|path| path.display().to_string())
 }
 

@@ -1,4 +1,4 @@
-//! From where the ports of PostgreSQL, Patroni and HAProxy may be reached.
+//! From where the ports of PostgreSQL, Patroni, HAProxy and PgBouncer may be reached.
 
 use quorate_core::kinds::postgres::{BACKUP_PORT, CLIENT_PORT, REST_PORT};
 use quorate_core::model::{FirewallConfig, NodeConfig};
@@ -10,9 +10,10 @@ use crate::host::firewall::Opening;
 pub(crate) fn openings<'a>(config: &NodeConfig, firewall: &'a FirewallConfig) -> Vec<Opening<'a>> {
     let (clients, peers) = (firewall.rules.clients_from.as_deref(), firewall.rules.peers_from.as_deref());
     let proxy = config.haproxy().map(|haproxy| [haproxy.primary_port, haproxy.replica_port]);
+    let pooler = config.pgbouncer().map(|pgbouncer| pgbouncer.port);
     let ports = |ports: &[u16]| format!("{{ {} }}", ports.iter().map(u16::to_string).collect::<Vec<_>>().join(", "));
     let members: &[u16] = if config.patroni().is_some() { &[CLIENT_PORT, REST_PORT] } else { &[] };
-    let all: Vec<u16> = members.iter().copied().chain(proxy.into_iter().flatten()).collect();
+    let all: Vec<u16> = members.iter().copied().chain(proxy.into_iter().flatten()).chain(pooler).collect();
     let between = clients.and(peers).filter(|_| !members.is_empty()).map(|peers| (ports(members), Some(peers)));
     let has_backups = config.patroni().is_some_and(|patroni| patroni.backup.is_some());
     let backup = has_backups.then(|| (ports(&[BACKUP_PORT]), peers));

@@ -1,7 +1,7 @@
 //! Checks of a cluster of PostgreSQL: its etcd, its members, and what Patroni would refuse, change silently or overwrite.
 
 use super::parameters::{self, Wrong};
-use super::spec::{Dcs, Haproxy, PostgresSettings, Tags, WatchdogMode};
+use super::spec::{Dcs, Haproxy, Pgbouncer, PostgresSettings, Tags, WatchdogMode};
 use super::{BACKUP_PORT, CLIENT_PORT, REPLICATOR, REST_PORT, REWINDER, SUPERUSER, repository};
 use crate::kinds::etcd::spec::{ClientAuth, EtcdSettings, TokenKind};
 use crate::model::AGENT_PORT;
@@ -66,11 +66,16 @@ pub(crate) fn check(cluster: &Cluster, all: &Spec, host: &HostFacts, found: &mut
     if let Some(haproxy) = &postgres.haproxy {
         proxy(cluster, haproxy, found);
     }
+    if let Some(pgbouncer) = &postgres.pgbouncer {
+        pooler(cluster, postgres, pgbouncer, found);
+    }
 }
 
 /// Ports that are taken on every member, and by whom. On a separate machine, only the agent's port is taken.
 const TAKEN: [(u16, &str); 4] =
     [(CLIENT_PORT, "PostgreSQL"), (REST_PORT, "Patroni"), (BACKUP_PORT, "pgBackRest"), (AGENT_PORT, "quorate's agent")];
+/// What PostgreSQL and Patroni take if no parameter says otherwise.
+const USUAL_CONNECTIONS: u32 = 100;
 const SHORTEST_CHECK: Millis = Millis(200);
 const LONGEST_DRAIN: Millis = Millis(300_000);
 
@@ -136,6 +141,55 @@ fn proxy_machines(cluster: &Cluster, haproxy: &Haproxy, machines: &[MemberSpec],
         }
         for field in machine.data_settings() {
             found.error(within(field), "a machine that only runs HAProxy has no data", "leave it out");
+        }
+    }
+}
+
+fn pooler(cluster: &Cluster, postgres: &PostgresSettings, pgbouncer: &Pgbouncer, found: &mut Findings) {
+    let at = |field: &str| cluster.at(&format!("postgres.pgbouncer{field}"));
+    let Some(haproxy) = &postgres.haproxy else {
+        let message = "PgBouncer finds the primary through HAProxy, and there is none";
+        return found.error(at(""), message, "add `haproxy: {}`, or leave out `pgbouncer`");
+    };
+    if haproxy.machines.is_some() {
+        let message =
+            "PgBouncer finds the primary through HAProxy on the same member, and HAProxy runs on separate machines";
+        return found.error(at(""), message, "leave out `haproxy.machines`, or `pgbouncer`");
+    }
+    if postgres.users.is_empty() {
+        found.error(at(""), "PgBouncer lets in the users of the spec, and there are none", "add `users`");
+    }
+    let proxies = [(haproxy.primary_port, "HAProxy"), (haproxy.replica_port, "HAProxy")];
+    if let Some((port, who)) = TAKEN.iter().chain(&proxies).find(|(taken, _)| *taken == pgbouncer.port) {
+        found.error(at(".port"), format!("port {port} is taken, by {who}"), "choose another port");
+    } else if pgbouncer.port < 1024 {
+        let message = format!("port {} is reserved for root, and PgBouncer does not run as root", pgbouncer.port);
+        found.error(at(".port"), message, "choose a port above 1023");
+    }
+    for (field, value) in
+        [("default_pool_size", pgbouncer.default_pool_size), ("max_client_conn", pgbouncer.max_client_conn)]
+    {
+        if value == 0 {
+            found.error(at(&format!(".{field}")), "PgBouncer would serve nobody", "set at least 1");
+        }
+    }
+    let limit = postgres.parameters.get("max_connections").and_then(|value| value.0.parse().ok());
+    let limit: u32 = limit.unwrap_or(USUAL_CONNECTIONS);
+    if pgbouncer.default_pool_size > limit {
+        let size = pgbouncer.default_pool_size;
+        let message = format!("`default_pool_size` is {size}, and PostgreSQL lets in {limit} (`max_connections`)");
+        found.error(at(".default_pool_size"), message, "lower it, or raise `max_connections`");
+    }
+    let Some(members) = &pgbouncer.members else { return };
+    if members.is_empty() {
+        found.error(at(".members"), "PgBouncer is to run on no member", "name one, or leave out `pgbouncer`");
+    }
+    found.repeated(members.iter(), |index| at(&format!(".members[{index}]")), |name| format!("the member `{name}`"));
+    for (index, name) in members.iter().enumerate() {
+        let is_member = cluster.spec.members.iter().any(|member| member.name == *name);
+        if !is_member || !haproxy.runs_on(name.as_str()) {
+            let message = format!("HAProxy does not run on `{name}`, and PgBouncer goes through it");
+            found.error(at(&format!(".members[{index}]")), message, "name members that HAProxy runs on");
         }
     }
 }

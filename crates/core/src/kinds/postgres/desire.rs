@@ -7,16 +7,16 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
-use super::spec::{Haproxy, PatroniSettings, PostgresSettings, Slot, Tags, WatchdogMode};
+use super::spec::{Haproxy, PatroniSettings, PoolMode, PostgresSettings, Slot, Tags, WatchdogMode};
 use super::{
-    CLIENT_PORT, Dcs, FormedWith, HAPROXY, Passwords, REPLICATOR, REST_PORT, REWINDER, Record, Rotation, RotationStage,
-    RotationWish, SERVICE, SUPERUSER, Wish, repository,
+    CLIENT_PORT, Dcs, FormedWith, HAPROXY, PGBOUNCER, Passwords, REPLICATOR, REST_PORT, REWINDER, Record, Rotation,
+    RotationStage, RotationWish, SERVICE, SUPERUSER, Wish, repository,
 };
 use crate::Secret;
 use crate::desire::password_fingerprint;
 use crate::model::{
-    ADDRESS, Brought, ConfigFile, HaproxyService, Ledger, MemberName, NextVersion, NodeConfig, PatroniService, ROOT,
-    Runs, ServiceConfig, ServiceLog,
+    ADDRESS, Brought, ConfigFile, HaproxyService, Ledger, MemberName, NextVersion, NodeConfig, PatroniService,
+    PgbouncerService, ROOT, Runs, ServiceConfig, ServiceLog,
 };
 use crate::spec::{ClusterSpec, LogForwarding, MemberSpec, Millis};
 
@@ -107,16 +107,25 @@ fn owner(named: Option<&impl ToString>) -> String {
 /// By user, of what PostgreSQL checks passwords with.
 fn user_fingerprints(postgres: &PostgresSettings, ledger: &Ledger, brought: &Brought) -> BTreeMap<String, String> {
     let fingerprint = |verifier: &Secret| password_fingerprint(&ledger.cluster_id, verifier);
-    let setting = ledger.postgres.rotation.as_ref().filter(|rotation| rotation.stage == RotationStage::Setting);
-    let next = |user: &String| setting.and_then(|rotation| rotation.next.get(user));
-    let known = |user: &String| ledger.postgres.passwords.as_ref().and_then(|known| known.of(user));
-    let verifier = |user: &String| match brought.next_verifiers.get(user) {
-        Some((password, verifier)) if next(user).or_else(|| known(user)) == Some(password) => Some(verifier),
-        _ => brought.verifiers.get(user),
-    };
+    let setting = setting(ledger);
     let users = postgres.users.iter().map(|user| user.name.to_string());
     let users = users.chain(setting.iter().flat_map(|rotation| rotation.next.keys().cloned()));
-    users.map(|user| (user.clone(), verifier(&user).map(fingerprint).unwrap_or_default())).collect()
+    users.map(|user| (user.clone(), verifier(ledger, brought, &user).map(fingerprint).unwrap_or_default())).collect()
+}
+
+/// Passwords that PostgreSQL is being given.
+fn setting(ledger: &Ledger) -> Option<&Rotation> {
+    ledger.postgres.rotation.as_ref().filter(|rotation| rotation.stage == RotationStage::Setting)
+}
+
+/// What PostgreSQL is to check the password of a user with.
+fn verifier<'a>(ledger: &Ledger, brought: &'a Brought, user: &str) -> Option<&'a Secret> {
+    let next = setting(ledger).and_then(|rotation| rotation.next.get(user));
+    let known = || ledger.postgres.passwords.as_ref().and_then(|known| known.of(user));
+    match brought.next_verifiers.get(user) {
+        Some((password, verifier)) if next.or_else(known) == Some(password) => Some(verifier),
+        _ => brought.verifiers.get(user),
+    }
 }
 
 pub(crate) fn form_with(spec: &ClusterSpec, postgres: &PostgresSettings) -> FormedWith {
@@ -179,6 +188,7 @@ pub(crate) fn node_config(spec: &ClusterSpec, ledger: &Ledger, member: &MemberSp
     let proxy = spec.postgres.as_ref().and_then(|postgres| postgres.haproxy.as_ref());
     let proxy = proxy.filter(|haproxy| haproxy.runs_on(member.name.as_str()));
     services.extend(proxy.map(|proxy| haproxy(proxy, ledger, SUPERUSER)));
+    services.extend(pgbouncer(spec, ledger, member, brought));
     NodeConfig { files, services, host: None }
 }
 
@@ -222,6 +232,28 @@ fn haproxy(haproxy: &Haproxy, ledger: &Ledger, user: &str) -> ServiceConfig {
     ServiceConfig { name: HAPROXY.to_owned(), user: user.to_owned(), runs, inputs }
 }
 
+/// Users of the spec only: the superuser and those of replication are not let in. It logs in to PostgreSQL as the client
+/// that asked, which needs the verifiers that PostgreSQL has.
+fn pgbouncer(spec: &ClusterSpec, ledger: &Ledger, member: &MemberSpec, brought: &Brought) -> Option<ServiceConfig> {
+    let postgres = spec.postgres.as_ref()?;
+    let (pgbouncer, haproxy) = postgres.pgbouncer_on(member.name.as_str())?;
+    let declared = postgres.users.iter().map(|user| user.name.to_string());
+    let users = declared.filter_map(|user| verifier(ledger, brought, &user).map(|known| (user, known.clone())));
+    let runs = Runs::Pgbouncer(PgbouncerService {
+        program: pgbouncer.program.as_ref().map(|path| path.display().to_string()),
+        port: pgbouncer.port,
+        pool_mode: match pgbouncer.pool_mode {
+            PoolMode::Transaction => String::from("transaction"),
+            PoolMode::Session => String::from("session"),
+        },
+        default_pool_size: pgbouncer.default_pool_size,
+        max_client_conn: pgbouncer.max_client_conn,
+        primary_port: haproxy.primary_port,
+        users: users.collect(),
+    });
+    Some(ServiceConfig { name: PGBOUNCER.to_owned(), user: SUPERUSER.to_owned(), runs, inputs: BTreeSet::new() })
+}
+
 /// What runs on a member or a proxy, and the tag of its log. PostgreSQL's is in Patroni's.
 pub(crate) fn logs(settings: &LogForwarding, spec: &ClusterSpec, member: &MemberSpec) -> Vec<ServiceLog> {
     let log = |service: &str, user: &str, tag: &String| ServiceLog {
@@ -235,7 +267,9 @@ pub(crate) fn logs(settings: &LogForwarding, spec: &ClusterSpec, member: &Member
     let haproxy = spec.postgres.as_ref().and_then(|postgres| postgres.haproxy.as_ref());
     let haproxy = haproxy.filter(|haproxy| haproxy.runs_on(member.name.as_str()));
     let haproxy = haproxy.map(|_| log(HAPROXY, SUPERUSER, &settings.haproxy_tag));
-    std::iter::once(log(SERVICE, SUPERUSER, &settings.patroni_tag)).chain(haproxy).collect()
+    let pgbouncer = spec.postgres.as_ref().and_then(|postgres| postgres.pgbouncer_on(member.name.as_str()));
+    let pgbouncer = pgbouncer.map(|_| log(PGBOUNCER, SUPERUSER, &settings.pgbouncer_tag));
+    std::iter::once(log(SERVICE, SUPERUSER, &settings.patroni_tag)).chain(haproxy).chain(pgbouncer).collect()
 }
 
 /// Where the members are that have data.

@@ -30,6 +30,7 @@ pub use wish::{Dcs, RotationWish, Wish};
 pub const SERVICE: &str = "patroni";
 /// The proxy in front of it.
 pub const HAPROXY: &str = "haproxy";
+pub const PGBOUNCER: &str = "pgbouncer";
 /// The user that owns the data, and the superuser of the database.
 pub const SUPERUSER: &str = "postgres";
 /// Logs in for streaming replication, and for `pg_rewind`.

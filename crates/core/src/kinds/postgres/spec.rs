@@ -53,6 +53,10 @@ pub struct PostgresSettings {
     /// HAProxy on the members: one port leads to the primary, one to replicas. If absent, there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub haproxy: Option<Haproxy>,
+    /// PgBouncer on members: clients share connections to the primary. It needs `haproxy`, through which it finds the primary. If absent, there
+    /// is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pgbouncer: Option<Pgbouncer>,
     /// Settings of Patroni.
     #[serde(default)]
     pub patroni: PatroniSettings,
@@ -75,6 +79,7 @@ impl PostgresSettings {
             pg_hba: Vec::new(),
             locale: default_locale(),
             haproxy: None,
+            pgbouncer: None,
             patroni: PatroniSettings::default(),
         }
     }
@@ -242,6 +247,61 @@ impl Haproxy {
     pub fn runs_on(&self, member: &str) -> bool {
         let is_named = |members: &Vec<Name>| members.iter().any(|name| name.as_str() == member);
         self.machines.is_none() && self.members.as_ref().is_none_or(is_named)
+    }
+}
+
+/// When a client gives up the connection that it was lent.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum PoolMode {
+    /// After each transaction. What belongs to a session, such as `SET`, `LISTEN` and prepared statements, does not work.
+    #[default]
+    Transaction,
+    /// When it disconnects.
+    Session,
+}
+
+/// PgBouncer, which asks clients for TLS and for the passwords of `users`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Pgbouncer {
+    /// The port for clients.
+    pub port: u16,
+    /// When a client gives up the connection that it was lent.
+    pub pool_mode: PoolMode,
+    /// So many connections to the primary are shared at most, by each user in each database, through each PgBouncer.
+    pub default_pool_size: u32,
+    /// So many clients are connected at most, through each PgBouncer.
+    pub max_client_conn: u32,
+    /// The members that it runs on. If absent, those of `haproxy`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub members: Option<Vec<Name>>,
+    /// Path of PgBouncer's program on the machines. If absent, `pgbouncer` from `PATH` or `/usr/sbin`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1))]
+    pub program: Option<PathBuf>,
+}
+
+impl Default for Pgbouncer {
+    fn default() -> Self {
+        Pgbouncer {
+            port: 6432,
+            pool_mode: PoolMode::default(),
+            default_pool_size: 20,
+            max_client_conn: 1000,
+            members: None,
+            program: None,
+        }
+    }
+}
+
+impl PostgresSettings {
+    /// PgBouncer, where it runs on this member, and the HAProxy that it goes through.
+    pub fn pgbouncer_on(&self, member: &str) -> Option<(&Pgbouncer, &Haproxy)> {
+        let (pgbouncer, haproxy) = (self.pgbouncer.as_ref()?, self.haproxy.as_ref()?);
+        let is_named =
+            pgbouncer.members.as_ref().is_none_or(|members| members.iter().any(|name| name.as_str() == member));
+        (is_named && haproxy.runs_on(member)).then_some((pgbouncer, haproxy))
     }
 }
 
