@@ -80,11 +80,11 @@ fn run_cells<C: Rehearsal>(lab: &Lab, options: &Options, all: Vec<C>) -> Result<
     }
     host::install_missing(&NEEDS)?;
     etcd::ensure(lab, false)?;
-    let patroni = match options.kind {
-        Kind::Etcd => None,
-        Kind::Postgres => Some(crate::postgres::ensure(lab)?),
+    let programs = match options.kind {
+        Kind::Etcd => Vec::new(),
+        Kind::Postgres => vec![crate::postgres::ensure(lab)?, crate::postgres::newer::ensure(lab)?],
     };
-    let ground = Ground::prepare(lab, patroni)?;
+    let ground = Ground::prepare(lab, programs)?;
     let began = Instant::now();
     let mut total = rehearse_all(&ground, &cells, WORKERS);
     let again = total.deserve_another();

@@ -13,7 +13,7 @@ use crate::host::{self, Need};
 use crate::lab::{Filling, Lab};
 use crate::weed::python;
 
-mod newer;
+pub mod newer;
 
 /// One major version for everybody, that of Debian 12. Elsewhere it comes from the packages that PostgreSQL's own project makes.
 pub const SERVER: Need = Need::File { path: POSTGRES, package: PACKAGE };

@@ -154,13 +154,13 @@ mod tests {
     }
 
     fn of_postgres() -> Record {
-        use of_postgres::{Call, FinalRead, History, Operation, Outcome, Reign, ReplicaRead, Seen};
+        use of_postgres::{Call, FinalRead, History, Operation, Outcome, Reign, ReplicaRead, Seen, Timeline};
         Record::Postgres(History {
             head: of_postgres::Head { cluster: String::from("shop"), clients: 2, ..Default::default() },
             operations: vec![Operation {
                 client: 0,
                 member: String::from("127.0.0.1"),
-                timeline: 1,
+                timeline: Timeline::default(),
                 call: Call::Append { value: String::from("0-1") },
                 called: 1,
                 ended: 2,
@@ -175,7 +175,7 @@ mod tests {
                 lsn: 9,
                 seen: Seen { commits: 1, sum: 800 },
             }],
-            reigns: vec![Reign { member: String::from("127.0.0.1"), timeline: 1, from: 0, to: 9 }],
+            reigns: vec![Reign { member: String::from("127.0.0.1"), timeline: Timeline::default(), from: 0, to: 9 }],
             finals: vec![FinalRead { member: String::from("pg-1"), content: Err(String::from("gone")) }],
             marks: vec![Mark { kind: MarkKind::Fault, text: String::from("kill"), from: 1, to: 2 }],
         })

@@ -28,15 +28,15 @@ const LOOK: Duration = Duration::from_millis(50);
 pub struct Ground<'a> {
     lab: &'a Lab,
     program: PathBuf,
-    /// The directory of Patroni's programs, if the clusters need them.
-    patroni: Option<PathBuf>,
+    /// Directories of programs that the clusters need beside etcd.
+    programs: Vec<PathBuf>,
     directory: PathBuf,
     kept: PathBuf,
     _lock: File,
 }
 
 impl<'a> Ground<'a> {
-    pub fn prepare(lab: &'a Lab, patroni: Option<PathBuf>) -> Result<Self> {
+    pub fn prepare(lab: &'a Lab, programs: Vec<PathBuf>) -> Result<Self> {
         eprintln!("building quorate");
         let built = build::programs()?.join("quorate");
         let directory = lab.root().join("drill");
@@ -49,7 +49,7 @@ impl<'a> Ground<'a> {
         }
         let program = directory.join("quorate");
         let ground =
-            Ground { lab, program, patroni, directory, kept: lab::workspace()?.join("target/drill"), _lock: lock };
+            Ground { lab, program, programs, directory, kept: lab::workspace()?.join("target/drill"), _lock: lock };
         ground.clear()?;
         // A copy, so that a build that continues meanwhile changes nothing.
         fs::copy(&built, &ground.program).with_context(|| format!("cannot copy {}", built.display()))?;
@@ -76,8 +76,8 @@ impl<'a> Ground<'a> {
     }
 
     fn place(&self, name: &str) -> Place<'_> {
-        let patroni = self.patroni.as_deref();
-        Place { lab: self.lab, program: &self.program, patroni, directory: self.directory.join(name) }
+        let directory = self.directory.join(name);
+        Place { lab: self.lab, program: &self.program, programs: &self.programs, directory }
     }
 
     fn clear(&self) -> Result<()> {
@@ -93,7 +93,7 @@ impl<'a> Ground<'a> {
 pub struct Place<'a> {
     lab: &'a Lab,
     program: &'a Path,
-    patroni: Option<&'a Path>,
+    programs: &'a [PathBuf],
     directory: PathBuf,
 }
 
@@ -130,10 +130,9 @@ impl Place<'_> {
         let mut command = Command::new(self.program);
         command.args(arguments).env("QUORATE_HOME", self.home()).current_dir(&self.directory);
         command.stdin(Stdio::null()).stdout(file("out")?).stderr(file("err")?);
-        if let Some(patroni) = self.patroni {
-            let path = std::env::var("PATH").unwrap_or_default();
-            command.env("PATH", format!("{}:{path}", patroni.display()));
-        }
+        let usual = std::env::var_os("PATH").unwrap_or_default();
+        let path = self.programs.iter().cloned().chain(std::env::split_paths(&usual));
+        command.env("PATH", std::env::join_paths(path)?);
         let mut child = command.spawn().context("cannot start quorate")?;
         if let Some(status) = wait(&mut child, PATIENCE)? {
             return Ok(status);

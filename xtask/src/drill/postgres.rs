@@ -8,6 +8,7 @@ use serde_json::Value;
 use super::Rehearsal;
 use super::ground::{CLUSTER, DCS, Place};
 use super::rehearsal::{Verdict, drill, judge, needs_root, run};
+use crate::postgres::newer;
 
 /// A change of a living cluster, each a row of the tables in docs/postgres.md.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -16,6 +17,8 @@ pub enum Change {
     None,
     /// A parameter that needs a restart of every member.
     Parameter,
+    /// Another major version, which stops all clients for a while.
+    Upgrade,
     Scale {
         from: usize,
         to: usize,
@@ -73,6 +76,7 @@ const ROWS: &[Row] = &[
     (Change::Parameter, &["kill-controller", "power-cut-replica"], &[
         "calm", "stop-controller", "kill-primary", "kill-sync", "kill-patroni-primary", "power-cut-primary", "stop-primary",
     ]),
+    (Change::Upgrade, &[], &["calm", "kill-controller", "kill-replica", "power-cut-replica"]),
     (Change::Scale { from: 3, to: 4 }, &["kill-controller"], &[
         "calm", "kill-clone", "power-cut-clone", "kill-primary", "power-cut-primary",
     ]),
@@ -123,6 +127,7 @@ impl Rehearsal for Cell {
 struct Shape {
     /// The numbers of the members.
     members: Vec<usize>,
+    version: u16,
     connections: u32,
     /// How many standbys commits wait for.
     synchronous: usize,
@@ -147,6 +152,7 @@ impl Cell {
         let namespaces = self.fault.starts_with("partition-");
         let before = Shape {
             members: vec![1, 2, 3],
+            version: 15,
             connections: 50,
             synchronous: 1,
             lease: 20,
@@ -160,6 +166,7 @@ impl Cell {
         let members = |count| (1..=count).collect();
         match self.change {
             Change::Parameter => (before, Shape { connections: 60, ..same }),
+            Change::Upgrade => (before, Shape { version: newer::VERSION, ..same }),
             Change::Scale { from, to } => {
                 (Shape { members: members(from), ..before }, Shape { members: members(to), ..same })
             }
@@ -197,6 +204,7 @@ impl Cell {
             Change::Switchover => Some(format!("switchover {CLUSTER} --yes")),
             Change::Passwords => Some(format!("passwords rotate {CLUSTER} --yes")),
             Change::DcsPassword => Some(format!("passwords rotate {CLUSTER} --dcs --yes")),
+            Change::Upgrade => Some(String::from("apply c.yaml --allow-downtime --yes")),
             Change::Parameter
             | Change::Scale { .. }
             | Change::WipedDisk
@@ -211,20 +219,21 @@ impl Cell {
 
 impl Shape {
     fn spec(&self, place: &Place) -> Result<String> {
-        let Shape { members, connections, synchronous, lease, named, proxies, etcds, minor, namespaces } = self;
+        let Shape { members, version, connections, synchronous, lease, named, proxies, etcds, minor, namespaces } =
+            self;
         let members: Vec<String> = members.iter().map(|number| format!("{{name: pg-{number}}}")).collect();
         let etcds: Vec<String> = etcds.iter().map(|number| format!("{{name: etcd-{number}}}")).collect();
-        let (version, programs) = place.etcd(*minor)?;
+        let (etcd, programs) = place.etcd(*minor)?;
         let network = if *namespaces { "    provider: {local: {network: netns}}\n" } else { "" };
         let names = if *named { "    tls: {extra_sans: [db.example.org]}\n" } else { "" };
         let machines = if *proxies { "machines: [{name: proxy-1}, {name: proxy-2}], " } else { "" };
         // Patroni looks every second and its lease is as short as it takes, so nothing waits longer than it must.
         Ok(format!(
-            "quorate: 1\nclusters:\n  - name: {CLUSTER}\n    members: [{}]\n{network}{names}    postgres:\n      version: 15\n      \
+            "quorate: 1\nclusters:\n  - name: {CLUSTER}\n    members: [{}]\n{network}{names}    postgres:\n      version: {version}\n      \
              dcs: {{cluster: {DCS}}}\n      parameters: {{max_connections: {connections}}}\n      \
              synchronous: {{nodes: {synchronous}}}\n      haproxy: {{{machines}check_every: 500ms}}\n      \
              patroni: {{ttl: {lease}s, loop_wait: 1s, retry_timeout: 5s}}\n  - name: {DCS}\n    members: [{}]\n{network}    etcd:\n      \
-             version: {version}\n      binary: {{path: {}}}\n      client_auth: password\n      grpc_gateway: true\n      \
+             version: {etcd}\n      binary: {{path: {}}}\n      client_auth: password\n      grpc_gateway: true\n      \
              flags: {{bcrypt-cost: 4}}\n",
             members.join(", "),
             etcds.join(", "),
@@ -257,6 +266,7 @@ impl fmt::Display for Change {
         match self {
             Change::None => write!(f, "none"),
             Change::Parameter => write!(f, "parameter"),
+            Change::Upgrade => write!(f, "upgrade"),
             Change::Scale { from, to } => write!(f, "scale-{from}-{to}"),
             Change::Replace(role) => write!(f, "replace-{role}"),
             Change::DeadMachine(role) => write!(f, "dead-{role}"),
@@ -313,6 +323,8 @@ mod tests {
         let of = |change, fault| Cell { change, fault, quick: false }.shapes();
         let (before, after) = of(Change::Parameter, "calm");
         assert_eq!(after, Shape { connections: 60, ..before });
+        let (before, after) = of(Change::Upgrade, "calm");
+        assert!(before.version < after.version);
         let (before, after) = of(Change::Scale { from: 4, to: 3 }, "calm");
         assert_eq!((before.members.len(), after.members.len()), (4, 3));
         let (before, after) = of(Change::DcsUpgrade, "calm");

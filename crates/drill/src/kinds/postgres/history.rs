@@ -51,12 +51,26 @@ impl Head {
     }
 }
 
+/// Each promotion begins another, and so does an upgrade to another major version, which counts from 1 again. Later ones are greater.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default, Serialize, Deserialize)]
+pub struct Timeline {
+    /// The major version.
+    pub version: u32,
+    pub number: u32,
+}
+
+impl fmt::Display for Timeline {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "timeline {} of PostgreSQL {}", self.number, self.version)
+    }
+}
+
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Operation {
     pub client: u32,
     pub member: String,
-    /// Of the primary that the session is connected to: each promotion begins another.
-    pub timeline: u32,
+    /// Of the primary that the session is connected to.
+    pub timeline: Timeline,
     pub call: Call,
     pub called: Moment,
     /// When the answer came, or was no longer waited for.
@@ -126,7 +140,7 @@ pub struct ReplicaRead {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Reign {
     pub member: String,
-    pub timeline: u32,
+    pub timeline: Timeline,
     pub from: Moment,
     pub to: Moment,
 }
@@ -217,7 +231,7 @@ impl fmt::Display for Call {
 impl fmt::Display for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Operation { client, member, timeline, call, called, ended, outcome } = self;
-        write!(f, "{call} (client {client}, {member} on timeline {timeline}, ")?;
+        write!(f, "{call} (client {client}, {member} on {timeline}, ")?;
         write!(f, "{}–{} s; ", seconds(*called), seconds(*ended))?;
         match outcome {
             Outcome::Committed => write!(f, "acknowledged)"),

@@ -52,11 +52,15 @@ pub(crate) async fn run(
         scenario.target == Target::Leader
             && matches!(scenario.fault, Some(Fault::Stop | Fault::StopPatroni | Fault::Slow))
     };
+    let mut allowed = downtime(scenario).max(options.first.map_or_else(Downtime::default, downtime));
+    if options.during.iter().any(|word| word == "--allow-downtime") {
+        allowed = Downtime::Outage;
+    }
     let head = Head {
         cluster: site.cluster.clone(),
         version: settings.version.to_string(),
         scenario: scenario.name.to_owned(),
-        downtime: downtime(scenario).max(options.first.map_or_else(Downtime::default, downtime)),
+        downtime: allowed,
         pauses: pauses(scenario),
         ..Head::default()
     };

@@ -20,9 +20,18 @@ use tokio_postgres::tls::{ChannelBinding, TlsConnect, TlsStream};
 use tokio_postgres::{Client, Config, SimpleQueryMessage, SimpleQueryRow};
 use tokio_rustls::TlsConnector;
 
+use super::history::Timeline;
+
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-/// The file of the log that is written to; its name begins with the timeline. Nothing on a replica.
-const WRITABLE: &str = "select case when not pg_is_in_recovery() then pg_walfile_name(pg_current_wal_insert_lsn()) end";
+/// The file of the log that is written to, whose name begins with the timeline, and the version. No file on a replica.
+const WRITABLE: &str = "select case when not pg_is_in_recovery() then pg_walfile_name(pg_current_wal_insert_lsn()) end, \
+    current_setting('server_version_num')";
+
+fn timeline(row: &SimpleQueryRow) -> Option<Timeline> {
+    let number = u32::from_str_radix(row.get(0)?.get(..8)?, 16).ok()?;
+    let version: u32 = row.get(1)?.parse().ok()?;
+    Some(Timeline { version: version / 10_000, number })
+}
 
 /// As whom the clients come.
 #[derive(Clone)]
@@ -70,7 +79,7 @@ pub struct Session {
     connection: JoinHandle<()>,
     pub member: String,
     /// Of a primary; none on a replica.
-    pub timeline: Option<u32>,
+    pub timeline: Option<Timeline>,
 }
 
 impl Drop for Session {
@@ -133,10 +142,9 @@ impl Session {
     }
 
     /// The timeline that the member writes on; none of a replica.
-    pub async fn writable_on(&self) -> Result<Option<u32>, tokio_postgres::Error> {
+    pub async fn writable_on(&self) -> Result<Option<Timeline>, tokio_postgres::Error> {
         let rows = self.rows(WRITABLE).await?;
-        let file = rows.first().and_then(|row| row.get(0));
-        Ok(file.and_then(|file| u32::from_str_radix(file.get(..8)?, 16).ok()))
+        Ok(rows.first().and_then(timeline))
     }
 
     /// Statements in one message; the rows of all of them.

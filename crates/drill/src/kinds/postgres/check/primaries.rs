@@ -2,9 +2,10 @@
 //! And no two members are found writable at the same instant.
 
 use std::collections::BTreeMap;
+use std::ops::Bound::{Excluded, Unbounded};
 
 use super::{Rule, Violation, found};
-use crate::kinds::postgres::history::{History, Operation, Reign};
+use crate::kinds::postgres::history::{History, Operation, Reign, Timeline};
 use crate::mark::seconds;
 
 pub(super) fn check(history: &History, violations: &mut Vec<Violation>) {
@@ -19,7 +20,7 @@ pub(super) fn check(history: &History, violations: &mut Vec<Violation>) {
 }
 
 fn one_member_per_timeline(confirmed: &[&Operation], violations: &mut Vec<Violation>) {
-    let mut primaries: BTreeMap<u32, &Operation> = BTreeMap::new();
+    let mut primaries: BTreeMap<Timeline, &Operation> = BTreeMap::new();
     for operation in confirmed {
         let first = primaries.entry(operation.timeline).or_insert(operation);
         if first.member != operation.member {
@@ -29,7 +30,7 @@ fn one_member_per_timeline(confirmed: &[&Operation], violations: &mut Vec<Violat
 }
 
 fn no_earlier_timeline(confirmed: &[&Operation], violations: &mut Vec<Violation>) {
-    let mut first_of: BTreeMap<u32, &Operation> = BTreeMap::new();
+    let mut first_of: BTreeMap<Timeline, &Operation> = BTreeMap::new();
     for operation in confirmed {
         let first = first_of.entry(operation.timeline).or_insert(operation);
         if operation.ended < first.ended {
@@ -37,7 +38,7 @@ fn no_earlier_timeline(confirmed: &[&Operation], violations: &mut Vec<Violation>
         }
     }
     for operation in confirmed {
-        let later = first_of.range(operation.timeline + 1..).map(|(_, first)| *first);
+        let later = first_of.range((Excluded(operation.timeline), Unbounded)).map(|(_, first)| *first);
         if let Some(newer) = later.min_by_key(|first| first.ended).filter(|newer| newer.ended < operation.called) {
             violations.push(found(Rule::SplitBrain, format!("{operation}, after {newer}")));
         }
@@ -50,7 +51,7 @@ fn one_writable(reigns: &[Reign], violations: &mut Vec<Violation>) {
             let (from, to) = (one.from.max(other.from), one.to.min(other.to));
             if one.member != other.member && from < to {
                 let text = format!(
-                    "{} (timeline {}) and {} (timeline {}), from {} to {} s",
+                    "{} ({}) and {} ({}), from {} to {} s",
                     one.member,
                     one.timeline,
                     other.member,

@@ -2,14 +2,19 @@
 
 use super::*;
 use crate::kinds::postgres::history::{
-    Call, Content, Entry, FinalRead, Head, Outcome, Reign, ReplicaRead, Seen, TransferRow,
+    Call, Content, Entry, FinalRead, Head, Outcome, Reign, ReplicaRead, Seen, Timeline, TransferRow,
 };
 use crate::mark::Moment;
 
 const FIRST: &str = "pg-1";
 const SECOND: &str = "pg-2";
 
-fn operation(client: u32, (member, timeline): (&str, u32), call: Call, called: Moment, outcome: Outcome) -> Operation {
+const fn on(number: u32) -> Timeline {
+    Timeline { version: 15, number }
+}
+
+fn operation(client: u32, (member, number): (&str, u32), call: Call, called: Moment, outcome: Outcome) -> Operation {
+    let timeline = on(number);
     Operation { client, member: member.to_owned(), timeline, call, called, ended: called + 5, outcome }
 }
 
@@ -43,7 +48,7 @@ fn replica_read(session: u64, called: Moment, commits: u64, lsn: u64) -> Replica
 }
 
 fn reign(member: &str, timeline: u32, from: Moment, to: Moment) -> Reign {
-    Reign { member: member.to_owned(), timeline, from, to }
+    Reign { member: member.to_owned(), timeline: on(timeline), from, to }
 }
 
 fn content() -> Content {
@@ -219,6 +224,27 @@ fn a_session_on_a_replica_that_goes_back_is_found() {
             h.replica_reads[0].seen.commits = 3;
         },
         Rule::BackInTime,
+    );
+}
+
+/// Timelines begin at 1 again, and the first primary may be the second version's too.
+#[test]
+fn a_newer_version_is_later_than_every_timeline_of_an_older_one() {
+    let upgrade = |history: &mut History| {
+        for operation in history.operations.iter_mut().filter(|operation| operation.member == SECOND) {
+            operation.timeline = Timeline { version: 17, number: 1 };
+        }
+    };
+    let mut upgraded = good();
+    upgrade(&mut upgraded);
+    assert_eq!(rules(&upgraded), []);
+    damaged(
+        |history| {
+            upgrade(history);
+            history.operations.push(operation(0, (FIRST, 9), Call::Read, 80, saw(5)));
+            history.operations.push(operation(0, (FIRST, 9), append("late"), 82, Outcome::Committed));
+        },
+        Rule::SplitBrain,
     );
 }
 

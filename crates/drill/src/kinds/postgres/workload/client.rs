@@ -89,7 +89,7 @@ impl Worker {
     /// Does it once and records what came of it. Nothing is recorded while there is nobody to ask.
     async fn perform(&mut self, call: Call) -> bool {
         let Some(session) = self.session().await else { return false };
-        let (member, timeline) = (session.member.clone(), session.timeline.unwrap_or(0));
+        let (member, timeline) = (session.member.clone(), session.timeline.unwrap_or_default());
         let called = self.shared.clock.now();
         let outcome = match timeout(TIMEOUT, self.send(&session, &call)).await {
             Ok(Ok(outcome)) => outcome,

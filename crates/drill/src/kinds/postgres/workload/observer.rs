@@ -8,7 +8,7 @@ use tokio::time::{sleep, timeout};
 
 use super::client::seen;
 use super::{AFTER_FAILURE, Shared};
-use crate::kinds::postgres::history::{Reign, ReplicaRead};
+use crate::kinds::postgres::history::{Reign, ReplicaRead, Timeline};
 use crate::kinds::postgres::session::{Host, Session};
 use crate::mark::Moment;
 use crate::traffic::Order;
@@ -84,7 +84,7 @@ struct Noted<'a> {
     shared: &'a Shared,
     member: &'a str,
     /// The timeline, from when and until when.
-    seen: Option<(u32, Moment, Moment)>,
+    seen: Option<(Timeline, Moment, Moment)>,
 }
 
 impl Drop for Noted<'_> {
