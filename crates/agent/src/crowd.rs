@@ -13,7 +13,7 @@ use tokio::task::AbortHandle;
 /// Who connects, as far as fairness goes. None: over a line that has no addresses.
 type Source = Option<IpAddr>;
 
-pub(crate) struct Crowd {
+pub struct Crowd {
     limit: usize,
     places: Arc<Mutex<Places>>,
 }
@@ -34,12 +34,12 @@ struct Place {
 }
 
 impl Crowd {
-    pub(crate) fn new(limit: usize) -> Self {
+    pub fn new(limit: usize) -> Self {
         Crowd { limit, places: Arc::default() }
     }
 
     /// Runs `work` in a separate place; it may be aborted whenever others want in.
-    pub(crate) fn admit(&mut self, from: Option<IpAddr>, work: impl Future<Output = ()> + Send + 'static) {
+    pub fn admit(&mut self, from: Option<IpAddr>, work: impl Future<Output = ()> + Send + 'static) {
         let source = from.map(network);
         let number = {
             let mut places = self.places.lock().expect("no holder panics");
@@ -60,8 +60,8 @@ impl Crowd {
     }
 }
 
-/// One customer usually has a whole /64 of IPv6 addresses.
-fn network(address: IpAddr) -> IpAddr {
+/// Who counts as one client: one customer usually has a whole /64 of IPv6 addresses.
+pub fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() >> 64 << 64)),
         v4 => v4,

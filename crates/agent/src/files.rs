@@ -14,7 +14,7 @@ pub(crate) const PRIVATE: u32 = 0o600;
 pub(crate) type Owner = (u32, u32);
 
 /// Replaces the file and returns when it would survive a power cut.
-pub(crate) fn write_durably(path: &Path, content: &[u8], mode: u32) -> Result<(), AgentError> {
+pub fn write_durably(path: &Path, content: &[u8], mode: u32) -> Result<(), AgentError> {
     replace(path, content, mode, None, true)?;
     make_durable(parent(path))
 }

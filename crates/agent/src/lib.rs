@@ -11,7 +11,7 @@ mod certificates;
 pub mod channel;
 pub mod client;
 mod converge;
-mod crowd;
+pub mod crowd;
 pub mod dial;
 mod enrolment;
 mod error;
@@ -29,7 +29,7 @@ mod preflight;
 pub mod process;
 mod reach;
 mod reboot;
-mod refused;
+pub mod refused;
 mod rotate;
 mod server;
 mod services;
@@ -53,7 +53,7 @@ use quorate_core::model::{AGENT_PORT, FailedUpgrade, HEALTH_PORT, NodeConfig};
 use rustix::fs::{FlockOperation, flock};
 
 pub use error::AgentError;
-pub use files::{one_private_directory, private_directory};
+pub use files::{one_private_directory, private_directory, write_durably};
 
 use crate::agent::Agent;
 use crate::kinds::etcd::{self, Etcd};

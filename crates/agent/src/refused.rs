@@ -8,7 +8,7 @@ use std::time::Duration;
 const PERIOD: Duration = Duration::from_secs(60);
 
 #[derive(Clone)]
-pub(crate) struct Refused {
+pub struct Refused {
     what: &'static str,
     period: Duration,
     quiet: Arc<Mutex<Quiet>>,
@@ -25,11 +25,11 @@ struct Unsaid {
 
 impl Refused {
     /// Of these, such as "connections".
-    pub(crate) fn of(what: &'static str) -> Self {
+    pub fn of(what: &'static str) -> Self {
         Refused { what, period: PERIOD, quiet: Arc::default() }
     }
 
-    pub(crate) fn say(&self, from: &impl Display, why: &str) {
+    pub fn say(&self, from: &impl Display, why: &str) {
         let mut quiet = self.quiet.lock().expect("no holder panics");
         match quiet.as_mut() {
             Some(unsaid) => {

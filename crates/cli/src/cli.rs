@@ -1,6 +1,7 @@
 //! The command line as types. What `quorate help` prints is written here, and nowhere else.
 
 mod backup;
+mod discovery;
 mod kubernetes;
 mod ledger;
 mod machine;
@@ -16,6 +17,7 @@ use quorate_core::providers::TEMPLATES;
 use crate::completion;
 pub use crate::output::terminal::Colour;
 pub use backup::*;
+pub use discovery::*;
 pub use kubernetes::*;
 pub use ledger::*;
 pub use machine::*;
@@ -159,6 +161,11 @@ pub enum Verb {
     /// spec must declare the users; if it does not, the lines to add are printed. Re-run it at any time: it changes only what differs,
     /// and renews certificates before they expire.
     Kubernetes(Kubernetes),
+    /// Serve discovery to etcd members that quorate did not make
+    ///
+    /// What discovery.etcd.io does, as a service of your own. Clusters that quorate creates do not need it.
+    #[command(subcommand)]
+    Discovery(Discovery),
     /// Show the log of a member's etcd or PostgreSQL, or of its agent
     Logs(Logs),
     /// Cause faults in a running cluster and check that clients could rely on it

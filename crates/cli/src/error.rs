@@ -15,6 +15,7 @@ use quorate_control::key::KeyError as LedgerKeyError;
 use quorate_control::kinds::etcd::backup::BackupError;
 use quorate_control::kinds::etcd::clients::ClientError;
 use quorate_control::ledger::{ExportError, LedgerError};
+use quorate_discovery::DiscoveryError;
 use quorate_drill::DrillError;
 
 use crate::exit::Exit;
@@ -27,6 +28,8 @@ pub enum Error {
     Backup(Box<BackupError>),
     #[error(transparent)]
     Client(#[from] ClientError),
+    #[error(transparent)]
+    Discovery(#[from] DiscoveryError),
     #[error(transparent)]
     Drill(#[from] DrillError),
     #[error(transparent)]

@@ -29,13 +29,13 @@ pub use read::{LONGEST_MESSAGE, ReadMethod, Reading};
 pub use txn::{Compare, Condition, Op, OpResult, Ordering, Txn, TxnResult};
 pub use watch::{Event, Watch, WatchUpdate};
 
-/// Requests and answers of the calls in [`ReadMethod`], as etcd sends them. None of them can hold a password or a token.
+/// Requests and answers of the calls in [`ReadMethod`] and of a put, as etcd sends them. None of them can hold a password or a token.
 pub mod wire {
     pub use crate::generated::etcdserverpb::watch_request::RequestUnion as WatchRequestUnion;
     pub use crate::generated::etcdserverpb::{
-        HashKvRequest, HashKvResponse, LeaseTimeToLiveRequest, LeaseTimeToLiveResponse, RangeRequest, RangeResponse,
-        ResponseHeader, SnapshotRequest, SnapshotResponse, StatusRequest, StatusResponse, WatchCreateRequest,
-        WatchRequest, WatchResponse,
+        HashKvRequest, HashKvResponse, LeaseTimeToLiveRequest, LeaseTimeToLiveResponse, PutRequest, PutResponse,
+        RangeRequest, RangeResponse, ResponseHeader, SnapshotRequest, SnapshotResponse, StatusRequest, StatusResponse,
+        WatchCreateRequest, WatchRequest, WatchResponse,
     };
     pub use crate::generated::mvccpb::event::EventType;
     pub use crate::generated::mvccpb::{Event, KeyValue};

@@ -7,6 +7,7 @@ pub mod backup;
 pub mod clients;
 pub mod destroy;
 pub mod discard;
+pub mod discovery;
 pub mod drill;
 pub mod history;
 pub mod image;

@@ -13,6 +13,7 @@ mod clusters;
 mod common;
 mod consent;
 mod crashes;
+mod discovery;
 mod drill;
 mod endings;
 mod floods;

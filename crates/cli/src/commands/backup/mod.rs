@@ -22,6 +22,7 @@ use crate::cli;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::load;
+pub use watch::stopped_by_signals;
 
 pub async fn run(context: &Context, verb: cli::Backup) -> Result<Exit, Error> {
     if let Some(kind) = kind(context, &verb)?

@@ -25,7 +25,7 @@ pub async fn run(context: &Context, options: cli::BackupWatch) -> Result<Exit, E
 }
 
 /// Becomes true with SIGINT or SIGTERM.
-pub(super) fn stopped_by_signals() -> Result<tokio::sync::watch::Receiver<bool>, Error> {
+pub fn stopped_by_signals() -> Result<tokio::sync::watch::Receiver<bool>, Error> {
     let (stop, stopped) = tokio::sync::watch::channel(false);
     let mut interrupt = signal(SignalKind::interrupt()).map_err(Error::Runtime)?;
     let mut terminate = signal(SignalKind::terminate()).map_err(Error::Runtime)?;

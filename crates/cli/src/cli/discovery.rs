@@ -1,0 +1,54 @@
+//! Options of `quorate discovery`.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use quorate_core::spec::Millis;
+
+#[derive(Subcommand, Debug)]
+pub enum Discovery {
+    /// Serve discovery until SIGINT or SIGTERM
+    ///
+    /// Members get a token from URL/new?size=N and register under it. Every registration is on disk before it is answered, so the
+    /// service can be killed and restarted at any time. Without --tls-cert it shows a certificate of its own CA, which members must
+    /// trust; docs/discovery.md has the flags for each etcd version.
+    Serve(Box<DiscoveryServe>),
+}
+
+#[derive(Args, Debug)]
+pub struct DiscoveryServe {
+    /// Where to listen
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:8087")]
+    pub listen: SocketAddr,
+    /// The URL that members use, such as https://discovery.example.com; by default made from --listen
+    #[arg(long)]
+    pub url: Option<String>,
+    /// Keep tokens and the CA in DIR instead of $QUORATE_HOME/discovery
+    #[arg(long, value_name = "DIR")]
+    pub dir: Option<PathBuf>,
+    /// Certificate chain to show, in PEM; read again when it changes
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    pub tls_cert: Option<PathBuf>,
+    /// Its private key
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
+    /// Serve without TLS: on loopback, or behind a proxy that speaks TLS
+    #[arg(long, conflicts_with = "tls_cert")]
+    pub insecure_http: bool,
+    /// How long a token lives, counted while the service runs; one that no member used lives a day at most
+    #[arg(long, value_name = "TIME", default_value = "168h")]
+    pub token_lifetime: Millis,
+    /// How many tokens may live at the same time
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub max_tokens: u32,
+    /// How many new tokens a client address gets per minute
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub new_per_minute: u32,
+    /// How many requests a client address may send per second; six times as many at once
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub requests_per_second: u32,
+    /// How many connections may be open at the same time
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(8..=100_000))]
+    pub max_connections: u32,
+}
