@@ -5,6 +5,7 @@ mod image;
 pub mod incus;
 mod kubernetes;
 pub mod libvirt;
+mod openstack;
 mod static_pod;
 mod upgrade;
 
@@ -54,6 +55,20 @@ pub enum Which {
         /// Already in those namespaces
         #[arg(long, hide = true)]
         inside: bool,
+    },
+    /// A control plane of OpenStack, in separate namespaces; nothing is left when it ends
+    Openstack {
+        #[command(flatten)]
+        options: openstack::Options,
+        /// Install the packages, set up the cloud, build the image and the programs, and run nothing
+        #[arg(long)]
+        prepare: bool,
+        /// Already in those namespaces
+        #[arg(long, hide = true)]
+        inside: bool,
+        /// In them, only set up what later runs start from
+        #[arg(long, hide = true)]
+        set_up: bool,
     },
     /// Incus with system containers, in separate namespaces; nothing is left when it ends
     Incus {
@@ -136,6 +151,9 @@ pub fn run(lab: &Lab, which: &Which) -> Result<()> {
         Which::StaticPod { prepare: true, .. } => static_pod::prepare(lab).map(drop),
         Which::StaticPod { options, inside: false, .. } => static_pod::run(lab, options),
         Which::StaticPod { options, inside: true, .. } => static_pod::inside(options),
+        Which::Openstack { prepare: true, .. } => openstack::prepare(lab).map(drop),
+        Which::Openstack { options, inside: false, .. } => openstack::run(lab, options),
+        Which::Openstack { options, inside: true, set_up, .. } => openstack::inside(options, *set_up),
         Which::Incus { prepare: true, .. } => incus::prepare(lab).map(drop),
         Which::Incus { options, inside: false, .. } => incus::run(lab, options),
         Which::Incus { options, inside: true, .. } => incus::inside(options),

@@ -44,15 +44,16 @@ pub fn build(lab: &Lab, program: &Path, name: &str, options: &[&str]) -> Result<
         eprintln!("building the image {name}");
         fs::create_dir_all(&place).with_context(|| format!("cannot create {}", place.display()))?;
         host::run(Command::new(program).args(["image", "build"]).arg(&image).args(options))?;
-        keep_newest(&all)?;
+        keep_newest(&all, KEPT)?;
     }
     Ok(image)
 }
 
-fn keep_newest(all: &Path) -> Result<()> {
+/// Removes the oldest of these directories.
+pub(super) fn keep_newest(all: &Path, kept: usize) -> Result<()> {
     let mut places: Vec<_> = fs::read_dir(all)?.flatten().map(|entry| entry.path()).collect();
     places.sort_by_key(|place| fs::metadata(place).and_then(|found| found.modified()).ok());
-    for old in places.iter().rev().skip(KEPT) {
+    for old in places.iter().rev().skip(kept) {
         fs::remove_dir_all(old).with_context(|| format!("cannot remove {}", old.display()))?;
     }
     Ok(())

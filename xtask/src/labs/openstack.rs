@@ -1,0 +1,102 @@
+//! A control plane of OpenStack without systemd, in separate namespaces for processes, mounts and network: keystone, glance, placement, nova,
+//! neutron and cinder from Debian's packages, with RabbitMQ and MariaDB below them. They run in a root file system of their own, which the lab
+//! keeps between runs together with databases that are set up. What a run changes is in memory, and when the first process of the namespace
+//! ends, all the others do and nothing is left.
+//!
+//! Nova has four hosts. The guests of `fake1` to `fake3` (zone `fake`) are records, for tests of the API. Those of `real1` (zone `real`) are
+//! emulated machines, on a network whose gateway is the lab.
+
+mod cache;
+mod cloud;
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+
+use super::image;
+use crate::etcd;
+use crate::host::{self, Need};
+use crate::lab::Lab;
+use crate::static_build;
+use cache::Cache;
+use cloud::Cloud;
+
+const NEEDS: [Need; 3] = [
+    Need::Command { name: "mmdebstrap", package: "mmdebstrap" },
+    Need::Command { name: "ip", package: "iproute2" },
+    Need::Command { name: "nsenter", package: "util-linux" },
+];
+/// Where the suites look for the cloud's addresses and users.
+const CLOUDS_VARIABLE: &str = "QUORATE_LAB_OPENSTACK_CLOUDS";
+/// And for a client, as the user that quorate is.
+const CLIENT_VARIABLE: &str = "QUORATE_LAB_OPENSTACK_CLIENT";
+/// Says to what runs inside which image its machines have.
+const IMAGE_VARIABLE: &str = "QUORATE_LAB_OPENSTACK_IMAGE";
+const IMAGE: &str = "machine.qcow2";
+
+#[derive(Clone, Default, clap::Args)]
+pub struct Options {
+    /// Run this command of a shell next to the cloud
+    #[arg(long, value_name = "COMMAND")]
+    run: Option<String>,
+}
+
+impl Options {
+    /// The same in words of the command line.
+    fn words(&self) -> impl Iterator<Item = &str> {
+        let run = self.run.as_deref().map(|command| ["--run", command]);
+        run.into_iter().flatten()
+    }
+}
+
+pub fn run(lab: &Lab, options: &Options) -> Result<()> {
+    let begun = Instant::now();
+    let (cache, image) = prepare(lab)?;
+    eprintln!("prepared in {:.0} s", begun.elapsed().as_secs_f64());
+    let words: Vec<&str> = ["lab", "openstack", "--inside"].into_iter().chain(options.words()).collect();
+    super::enter(&words, |inside| {
+        cache.tell(inside);
+        inside.env(IMAGE_VARIABLE, image);
+    })?;
+    eprintln!("all of it in {:.0} s", begun.elapsed().as_secs_f64());
+    Ok(())
+}
+
+/// Packages, programs, databases and the image of machines: inside there is no network.
+pub fn prepare(lab: &Lab) -> Result<(Cache, PathBuf)> {
+    if fs::metadata("/proc/self").context("cannot tell which user this is")?.uid() != 0 {
+        bail!("the lab of OpenStack needs root: its namespaces are made with `unshare` and `mount`");
+    }
+    host::install_missing(&NEEDS)?;
+    let cache = Cache::ensure(lab, |cache| {
+        super::enter(&["lab", "openstack", "--inside", "--set-up"], |inside| cache.tell(inside))
+    })?;
+    etcd::run(lab, false)?;
+    let program = static_build::build(true)?;
+    Ok((cache, image::build(lab, &program, IMAGE, &[])?))
+}
+
+/// In the namespaces.
+pub fn inside(options: &Options, set_up: bool) -> Result<()> {
+    let cache = Cache::told()?;
+    if set_up {
+        return Cloud::set_up(&cache);
+    }
+    let cloud = Cloud::start(&cache)?;
+    let image = std::env::var_os(IMAGE_VARIABLE).context("the image of machines is not named")?;
+    cloud.upload(&PathBuf::from(image))?;
+    let client = cloud.client()?;
+    let outcome = match &options.run {
+        Some(command) => {
+            let mut shell = Command::new("sh");
+            shell.env(CLOUDS_VARIABLE, cloud.clouds()).env(CLIENT_VARIABLE, client);
+            return host::run(shell.args(["-c", command]));
+        }
+        None => cloud.boots().and_then(|()| cloud.nothing_is_left()),
+    };
+    outcome.inspect_err(|_| cloud.show_troubles())
+}
