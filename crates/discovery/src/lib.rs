@@ -4,6 +4,7 @@
 //! It promises that a registration which was answered is kept, that the order of registrations never changes, and that clients can
 //! use up neither its memory nor its disk. It knows nothing of quorate's clusters, which do not need it.
 
+mod cluster;
 mod files;
 mod grpc;
 mod rates;
@@ -19,13 +20,18 @@ use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
 use std::sync::Arc;
 
+use quorate_core::text::with_causes;
+use quorate_etcd::ConnectOptions;
 use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 
+use cluster::Cluster;
 use files::{Files, OpenError};
 use server::Service;
+use store::{Store, StoreError};
 use tls::{Tls, TlsError};
 
 pub use files::Limits;
@@ -38,17 +44,29 @@ pub enum DiscoveryError {
     Files(#[from] OpenError),
     #[error(transparent)]
     Tls(#[from] TlsError),
+    #[error("the etcd cluster cannot be used: {0}")]
+    Access(String),
+    #[error("the etcd cluster cannot be used")]
+    Cluster(#[from] StoreError),
     #[error("cannot listen at {address}")]
     Listen { address: SocketAddr, source: io::Error },
 }
 
-#[derive(Clone, Debug)]
-pub struct Options {
+/// How the endpoints of an etcd cluster are reached. It is called again and again, because certificates end and members move.
+pub type Access<'a> = dyn Fn() -> Pin<Box<dyn Future<Output = Result<Vec<ConnectOptions>, String>> + 'a>> + 'a;
+
+/// Where tokens are kept.
+pub enum Keep<'a> {
+    /// In files of this directory.
+    Files(PathBuf),
+    Cluster(Box<Access<'a>>),
+}
+
+pub struct Options<'a> {
     pub listen: SocketAddr,
     /// What tokens are appended to, for members.
     pub url: String,
-    /// Of the embedded store.
-    pub directory: PathBuf,
+    pub keep: Keep<'a>,
     /// None: without TLS.
     pub tls: Option<Source>,
     pub bounds: Bounds,
@@ -64,19 +82,37 @@ pub struct Ready<'a> {
 }
 
 /// Serves until it is dropped. `ready` is called once, when clients can connect.
-pub async fn run(options: Options, ready: impl FnOnce(&Ready<'_>)) -> Result<Infallible, DiscoveryError> {
-    let Options { listen, url, directory, tls, bounds, limits } = options;
-    let store = Files::open(&directory, limits)?;
+pub async fn run(options: Options<'_>, ready: impl FnOnce(&Ready<'_>)) -> Result<Infallible, DiscoveryError> {
+    let Options { listen, url, keep, tls, bounds, limits } = options;
+    let (store, cluster): (Arc<dyn Store>, _) = match keep {
+        Keep::Files(directory) => (Arc::new(Files::open(&directory, limits)?), None),
+        Keep::Cluster(access) => {
+            let cluster = Cluster::new(access().await.map_err(DiscoveryError::Access)?, limits)?;
+            cluster.check().await?;
+            (Arc::new(cluster.clone()), Some((cluster, access)))
+        }
+    };
     let tls = tls.map(Tls::new).transpose()?.map(Arc::new);
     let acceptor = tls.as_ref().map(Tls::config).transpose()?.map(TlsAcceptor::from);
     let listener = TcpListener::bind(listen).await;
     let listener = listener.map_err(|source| DiscoveryError::Listen { address: listen, source })?;
     ready(&Ready { url: &url, ca: tls.as_ref().and_then(|tls| tls.ca_file()).as_deref() });
-    let service = Arc::new(Service::new(Arc::new(store), &url, bounds));
-    let refresh = || {
+    let service = Arc::new(Service::new(store, &url, bounds));
+    let refresh = async || {
         if let Some(Err(error)) = tls.as_ref().map(|tls| tls.refresh()) {
-            let error = quorate_core::text::with_causes(&error);
-            tracing::error!(error, "the certificate could not be renewed; the old one stays in use");
+            tracing::error!(
+                error = with_causes(&error),
+                "the certificate could not be renewed; the old one stays in use"
+            );
+        }
+        if let Some((cluster, access)) = &cluster {
+            let connected = match access().await {
+                Ok(options) => cluster.connect(options).map_err(|error| error.to_string()),
+                Err(why) => Err(why),
+            };
+            if let Err(why) = connected {
+                tracing::warn!(why, "the endpoints of the etcd cluster could not be looked up again");
+            }
         }
     };
     Ok(tokio::select! {

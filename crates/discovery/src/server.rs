@@ -238,13 +238,13 @@ impl Service {
     }
 
     /// Deletes what has expired, and renews certificates, again and again.
-    pub async fn tend(&self, refresh: impl Fn()) -> Infallible {
+    pub async fn tend(&self, refresh: impl AsyncFn()) -> Infallible {
         loop {
             tokio::time::sleep(TENDING).await;
             if let Err(error) = self.store.tend().await {
                 tracing::error!(%error, "expired tokens could not be deleted");
             }
-            refresh();
+            refresh().await;
         }
     }
 }

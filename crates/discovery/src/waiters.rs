@@ -25,6 +25,10 @@ impl Waiters {
         }
     }
 
+    pub fn wake_all(&self) {
+        self.tokens().values().for_each(|waiting| waiting.send_replace(()));
+    }
+
     /// Forgets tokens that nobody waits for.
     pub fn tidy(&self) {
         self.tokens().retain(|_, waiting| waiting.receiver_count() > 0);

@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 use quorate_core::spec::Millis;
 
+use crate::completion;
+
 #[derive(Subcommand, Debug)]
 pub enum Discovery {
     /// Serve discovery until SIGINT or SIGTERM
@@ -24,6 +26,8 @@ pub struct DiscoveryServe {
     /// The URL that members use, such as https://discovery.example.com; by default made from --listen
     #[arg(long)]
     pub url: Option<String>,
+    #[command(flatten)]
+    pub access: DiscoveryAccess,
     /// Keep tokens and the CA in DIR instead of $QUORATE_HOME/discovery
     #[arg(long, value_name = "DIR")]
     pub dir: Option<PathBuf>,
@@ -51,4 +55,30 @@ pub struct DiscoveryServe {
     /// How many connections may be open at the same time
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(8..=100_000))]
     pub max_connections: u32,
+}
+
+/// The etcd cluster that keeps the tokens, where one does.
+#[derive(Args, Debug)]
+pub struct DiscoveryAccess {
+    /// Keep tokens in this cluster of quorate's instead of files; several services can share it
+    #[arg(long, value_name = "NAME", conflicts_with = "endpoints", add = completion::clusters())]
+    pub cluster: Option<String>,
+    /// Keep tokens in this etcd cluster instead of files: the https URLs of its members
+    #[arg(long, value_name = "URL", num_args = 1.., value_delimiter = ',', requires = "cacert")]
+    pub endpoints: Vec<String>,
+    /// CA of the etcd cluster
+    #[arg(long, value_name = "FILE", requires = "endpoints")]
+    pub cacert: Option<PathBuf>,
+    /// Client certificate for the etcd cluster
+    #[arg(long, value_name = "FILE", requires_all = ["endpoints", "key"])]
+    pub cert: Option<PathBuf>,
+    /// Its private key
+    #[arg(long, value_name = "FILE", requires = "cert")]
+    pub key: Option<PathBuf>,
+    /// The user of the etcd cluster that the service logs in as
+    #[arg(long, default_value = "discovery")]
+    pub user: String,
+    /// File with the user's password, where the etcd cluster asks for one
+    #[arg(long, value_name = "FILE")]
+    pub password_file: Option<PathBuf>,
 }

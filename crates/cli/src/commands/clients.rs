@@ -72,13 +72,14 @@ const LIBPQ: [&str; 8] =
     ["PGSSLCERT", "PGSSLKEY", "PGHOSTADDR", "PGSERVICE", "PGPASSFILE", "PGOPTIONS", "PGREQUIRESSL", "PGSSLCRL"];
 
 /// The certificate that was issued for a user, or a new one. None where only passwords are asked for.
-fn certificate_of(context: &Context, ledger: &Ledger, user: &str) -> Result<Option<(PathBuf, PathBuf)>, Error> {
+pub fn certificate_of(context: &Context, ledger: &Ledger, user: &str) -> Result<Option<(PathBuf, PathBuf)>, Error> {
     if !ledger.spec.etcd.client_auth.asks_for_certificates() {
         return Ok(None);
     }
     let (directory, name) = (context.home.clients(ledger.spec.name.as_str()), file_name(user));
     let files = (directory.join(format!("{name}.crt")), directory.join(format!("{name}.key")));
     if !clients::is_usable(&files.0, ledger) || !files.1.exists() {
+        private_directory(&directory).map_err(Error::file("made", &directory))?;
         let issued = clients::issue(&context.home, ledger, user, None, None)?;
         if let Some(key) = &issued.key {
             write_private(&files.1, key.expose())?;

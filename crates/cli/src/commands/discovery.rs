@@ -1,15 +1,21 @@
 //! `quorate discovery`: a discovery service for etcd members that quorate did not make.
 
 use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 use std::time::Duration;
 
-use quorate_discovery::{Bounds, Limits, Options, Ready, Source};
+use quorate_control::kinds::etcd::clients::{self, ClientError};
+use quorate_core::text::with_causes;
+use quorate_discovery::{Bounds, Keep, Limits, Options, Ready, Source};
+use quorate_etcd::{ConnectOptions, Login};
 
 use super::Context;
 use super::backup::stopped_by_signals;
-use crate::cli::{Discovery, DiscoveryServe};
+use super::clients::certificate_of;
+use crate::cli::{Discovery, DiscoveryAccess, DiscoveryServe};
 use crate::error::Error;
 use crate::exit::Exit;
+use crate::load;
 use crate::output;
 
 pub async fn run(context: &Context, verb: Discovery) -> Result<Exit, Error> {
@@ -36,6 +42,16 @@ async fn serve(context: &Context, options: DiscoveryServe) -> Result<Exit, Error
         (Some(certificate), Some(key)) => Some(Source::Given { certificate, key }),
         _ => Some(own_certificate(&directory, &host, options.listen)),
     };
+    let access = &options.access;
+    let keep = match access.cluster.is_some() || !access.endpoints.is_empty() {
+        false => Keep::Files(directory),
+        true => {
+            // Once more before anything listens, for an error with its hint.
+            connections_to(context, access).await?;
+            let again = || async { connections_to(context, access).await.map_err(|error| with_causes(&error)) };
+            Keep::Cluster(Box::new(move || Box::pin(again())))
+        }
+    };
     let bounds = Bounds {
         connections: connections(options.max_connections),
         new_per_minute: options.new_per_minute,
@@ -45,8 +61,7 @@ async fn serve(context: &Context, options: DiscoveryServe) -> Result<Exit, Error
     let lifetime = Duration::from_millis(options.token_lifetime.0);
     let limits = Limits { tokens: options.max_tokens as usize, lifetime };
     let mut stopped = stopped_by_signals()?;
-    let serving =
-        quorate_discovery::run(Options { listen: options.listen, url, directory, tls, bounds, limits }, ready);
+    let serving = quorate_discovery::run(Options { listen: options.listen, url, keep, tls, bounds, limits }, ready);
     tokio::select! {
         failed = serving => match failed {
             Err(error) => Err(error.into()),
@@ -54,6 +69,66 @@ async fn serve(context: &Context, options: DiscoveryServe) -> Result<Exit, Error
         },
         _ = stopped.changed() => Ok(Exit::Done),
     }
+}
+
+/// How the etcd cluster that keeps the tokens is reached.
+async fn connections_to(context: &Context, access: &DiscoveryAccess) -> Result<Vec<ConnectOptions>, Error> {
+    let read = |path: &PathBuf| std::fs::read_to_string(path).map_err(Error::file("read", path));
+    let password = access.password_file.as_ref().map(read).transpose()?;
+    let login = password.map(|password| Login {
+        user: access.user.clone(),
+        password: password.trim_end_matches(['\r', '\n']).to_owned(),
+    });
+    let (endpoints, ca, files) = match &access.cluster {
+        Some(name) => known_cluster(context, name, access).await?,
+        None => {
+            let ca = access.cacert.as_ref().map(read).transpose()?.unwrap_or_default();
+            (access.endpoints.clone(), ca, access.cert.clone().zip(access.key.clone()))
+        }
+    };
+    let identity = match files {
+        Some((certificate, key)) => Some((read(&certificate)?, read(&key)?)),
+        None => None,
+    };
+    let connection = |endpoint: String| ConnectOptions {
+        identity: identity.clone(),
+        login: login.clone(),
+        ..ConnectOptions::new(endpoint, ca.clone())
+    };
+    Ok(endpoints.into_iter().map(connection).collect())
+}
+
+type Known = (Vec<String>, String, Option<(PathBuf, PathBuf)>);
+
+/// Endpoints, CA and client certificate of a cluster of quorate's.
+async fn known_cluster(context: &Context, name: &str, access: &DiscoveryAccess) -> Result<Known, Error> {
+    let ledger = load::etcd_ledger(&context.home, name)?;
+    let user = &access.user;
+    if !ledger.spec.auth.users.iter().any(|declared| declared.name.as_str() == user) {
+        let what = format!("cluster {name} has no user {user}, which the service would log in as");
+        return Err(Error::refused(what, format!("add to its spec, and apply it:\n{}", lines_to_add(user))));
+    }
+    if ledger.spec.etcd.client_auth.asks_users_for_passwords() && access.password_file.is_none() {
+        let what = format!("clients of cluster {name} log in with a password");
+        return Err(Error::refused(what, format!("name the file with the password of {user}: --password-file")));
+    }
+    let ca = ledger.authorities.client.as_ref().map(|authority| authority.certificate.clone());
+    let ca = ca.ok_or_else(|| ClientError::NotThere(name.to_owned()))?;
+    let (endpoints, _) = clients::endpoints(&context.home, &ledger).await?;
+    Ok((endpoints, ca, certificate_of(context, &ledger, user)?))
+}
+
+fn lines_to_add(user: &str) -> String {
+    format!(
+        "    auth:
+      roles:
+        - name: {user}
+          permissions:
+            - {{prefix: /_etcd/registry/, access: readwrite}}
+            - {{prefix: /_etcd/discovery/, access: readwrite}}
+      users:
+        - {{name: {user}, roles: [{user}]}}"
+    )
 }
 
 fn ready(ready: &Ready<'_>) {

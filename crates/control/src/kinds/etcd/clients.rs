@@ -176,11 +176,16 @@ pub async fn environment(home: &Home, ledger: &Ledger, brought: &BroughtFiles) -
     let by_certificate = ledger.spec.etcd.client_auth.asks_for_certificates();
     let certificate = by_certificate.then(|| root_certificate(&directory, ledger, brought)).transpose()?;
     let password = ledger.etcd.auth.root_password.clone().filter(|_| !by_certificate && ledger.spec.auth.bootstrap);
-    let serving = serving(home, ledger).await?;
-    let Some((_, dial)) = serving.first() else { return Err(ClientError::NoMachines(name.to_owned())) };
-    let dial = dial.clone();
-    let endpoints = serving.iter().map(|(address, _)| https_url(*address, CLIENT_PORT)).collect();
+    let (endpoints, dial) = endpoints(home, ledger).await?;
     Ok(Environment { endpoints, ca, certificate, password, dial })
+}
+
+/// The URLs where clients are answered, and how a client on this host connects to them.
+pub async fn endpoints(home: &Home, ledger: &Ledger) -> Result<(Vec<String>, Dial), ClientError> {
+    let serving = serving(home, ledger).await?;
+    let Some((_, dial)) = serving.first() else { return Err(ClientError::NoMachines(ledger.spec.name.to_string())) };
+    let endpoints = serving.iter().map(|(address, _)| https_url(*address, CLIENT_PORT)).collect();
+    Ok((endpoints, dial.clone()))
 }
 
 /// Where clients are answered, and how they connect there.
