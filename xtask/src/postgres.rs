@@ -1,6 +1,6 @@
 //! `cargo xtask postgres`: PostgreSQL from Debian's package, and Patroni from PyPI in an environment in the lab. Links to Patroni's programs are
 //! put into a separate directory, last and by a rename: it is there whole or not at all. Repeating it costs nothing and needs no network.
-//! A second major version, to upgrade to, is only unpacked (`newer.rs`).
+//! A second major version, to upgrade to, is only unpacked (`newer.rs`), and so is Debian's older Patroni (`older.rs`).
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -14,6 +14,7 @@ use crate::lab::{Filling, Lab};
 use crate::weed::python;
 
 pub mod newer;
+mod older;
 
 /// One major version for everybody, that of Debian 12. Elsewhere it comes from the packages that PostgreSQL's own project makes.
 pub const SERVER: Need = Need::File { path: POSTGRES, package: PACKAGE };
@@ -37,6 +38,7 @@ pub fn run(lab: &Lab) -> Result<()> {
     let programs = ensure(lab)?;
     println!("{}  {POSTGRES}", host::read(Command::new(POSTGRES).arg("--version"))?.trim_end());
     println!("Patroni {VERSION}  {}", programs.display());
+    println!("Patroni {}  {}", older::VERSION, older::ensure(lab)?.display());
     println!("PostgreSQL {}  {}", newer::VERSION, newer::ensure(lab)?.display());
     Ok(())
 }

@@ -4,7 +4,7 @@
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::net::IpAddr;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -195,7 +195,7 @@ fn parent(pid: u32) -> Option<u32> {
 }
 
 /// Copies a directory with all that is in it. Links, modes and holes are kept, and no room is set aside in advance: etcd makes its
-/// files larger than what it has written.
+/// files larger than what it has written. Sockets are left out: a process that starts makes its own.
 pub fn copy_tree(from: &Path, to: &Path) -> io::Result<()> {
     fs::create_dir_all(to)?;
     fs::set_permissions(to, fs::metadata(from)?.permissions())?;
@@ -206,7 +206,7 @@ pub fn copy_tree(from: &Path, to: &Path) -> io::Result<()> {
             copy_tree(&entry.path(), &target)?;
         } else if kind.is_symlink() {
             std::os::unix::fs::symlink(fs::read_link(entry.path())?, target)?;
-        } else {
+        } else if !kind.is_socket() {
             copy_file(&entry.path(), &target)?;
         }
     }
@@ -292,7 +292,9 @@ mod tests {
         log[3 * BLOCK + 6] = 2;
         fs::write(from.join("member/wal/0.wal"), &log).unwrap();
         std::os::unix::fs::symlink("member", from.join("link")).unwrap();
+        let _socket = std::os::unix::net::UnixListener::bind(from.join("socket")).unwrap();
         copy_tree(&from, &to).unwrap();
         assert_eq!(fs::read(to.join("link/wal/0.wal")).unwrap(), log);
+        assert!(!to.join("socket").exists());
     }
 }

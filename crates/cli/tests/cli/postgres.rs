@@ -2,6 +2,7 @@
 //! confirmed is lost.
 
 mod backups;
+mod older_patroni;
 mod other_etcd;
 mod passwords;
 mod pooler;

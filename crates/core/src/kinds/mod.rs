@@ -420,7 +420,7 @@ impl View<'_> {
     ) -> Option<UnsafeBecause> {
         match self.desired.kind {
             Kind::Etcd => etcd::planner::program::refused(member, wish, facts),
-            Kind::Postgres => postgres::planner::formation::refused_config(member, facts)
+            Kind::Postgres => postgres::planner::formation::refused_config(self.desired, member, wish, facts)
                 .or_else(|| etcd::planner::program::refused(member, wish, facts)),
         }
     }

@@ -8,7 +8,7 @@ use quorate_core::kinds::postgres::{
     Rotation, RotationStage, Standby, SwitchoverRequest, Until,
 };
 use quorate_core::model::{
-    BinarySeen, CertificateUse, Consent, Data, DataSeen, Desired, Exit, MemberName, ServiceState,
+    BinarySeen, CertificateUse, Consent, Data, DataSeen, Desired, Exit, MemberName, ServiceState, Version,
 };
 use quorate_core::planner::simulate::{SimMachine, World};
 use quorate_core::planner::{Action, Step};
@@ -36,6 +36,7 @@ pub fn provide(scene: &mut Scene) {
         ca: String::from("ca"),
         login: Some((String::from("patroni-shop"), Secret::new("password"))),
         identity: None,
+        version: Some(Version::new(3, 6, 16)),
     };
     scene.brought.dcs = Some(Ok(dcs));
     let users = scene.spec.postgres.iter().flat_map(|postgres| &postgres.users);
@@ -111,6 +112,9 @@ pub fn happen(scene: &mut Scene, member: &MemberName, words: &[&str]) -> bool {
         ["has", "no", "PostgreSQL", version] => {
             let why = format!("PostgreSQL {version} is not in /usr/lib/postgresql/{version}/bin");
             facts(scene, member).next = BinarySeen::Missing { why };
+        }
+        ["has", "Patroni", version] => {
+            facts(scene, member).patroni = BinarySeen::Version((*version).to_owned());
         }
         ["has", "pgBackRest", version] => {
             facts(scene, member).pgbackrest = BinarySeen::Version((*version).to_owned());

@@ -47,11 +47,12 @@ impl Agent {
         let role = status.as_ref().map(|status| status.role);
         let leads = status.as_ref().is_some_and(|status| status.role == Role::Primary && status.state == "running");
         let catalog = if auth && leads { self.catalog_or_none().await } else { None };
+        self.look_for_missing_programs().await?;
         let state = self.state.get();
         let known = &state.postgres.programs;
         Ok(Some(Box::new(PostgresFacts {
             postgres: programs::still(known.postgres.as_ref().map(|home| home.join("postgres")), &known.postgres_seen),
-            patroni: programs::still(known.patroni.clone(), &known.patroni_seen),
+            patroni: self.patroni_now(known).await,
             pgbackrest: programs::still(known.pgbackrest.clone(), &known.pgbackrest_seen),
             repository: state.postgres.repository.clone(),
             archive: archive.filter(|_| known.pgbackrest_seen != BinarySeen::Unasked),

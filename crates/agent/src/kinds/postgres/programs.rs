@@ -49,8 +49,31 @@ impl Agent {
             return Ok(());
         };
         let programs = self.find_programs(service, state.search.as_deref()).await;
-        self.state.update(|state| state.postgres.programs = programs).await?;
+        if programs != state.postgres.programs {
+            self.state.update(|state| state.postgres.programs = programs).await?;
+        }
         self.put_patroni_config().await
+    }
+
+    /// It may have been installed since.
+    pub(super) async fn look_for_missing_programs(&self) -> Result<(), AgentError> {
+        let known = self.state.get().postgres.programs.clone();
+        let seen = [&known.postgres_seen, &known.patroni_seen, &known.pgbackrest_seen, &known.next_seen];
+        match seen.into_iter().any(|seen| matches!(seen, BinarySeen::Missing { .. })) {
+            true => self.find_programs_again().await,
+            false => Ok(()),
+        }
+    }
+
+    /// Another version may have been installed in the same place. It takes effect when Patroni restarts.
+    pub(super) async fn patroni_now(&self, known: &Programs) -> BinarySeen {
+        let seen = still(known.patroni.clone(), &known.patroni_seen);
+        match (&known.patroni, &seen) {
+            (Some(path), BinarySeen::Version(_)) => {
+                version_of(path, &self.cache).await.map_or(seen, BinarySeen::Version)
+            }
+            _ => seen,
+        }
     }
 
     /// One that is missing does not fail the order: the facts report it, and the planner decides.

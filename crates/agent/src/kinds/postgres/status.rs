@@ -1,6 +1,7 @@
 //! What Patroni says of its PostgreSQL, in our words.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use jiff::Timestamp;
 use quorate_core::kinds::postgres::{PatroniStatus, Role, Standby};
@@ -12,6 +13,7 @@ use crate::agent::Agent;
 
 /// In seconds, for a DCS that Patroni has not reached yet.
 const USUAL_TTL: i64 = 30;
+const ANSWER: Duration = Duration::from_secs(3);
 
 /// `GET /patroni`.
 #[derive(Deserialize)]
@@ -69,7 +71,16 @@ impl Agent {
         for (name, standby) in &mut status.standbys {
             standby.synchronous = chosen.contains(name);
         }
+        if status.role == Role::Replica && status.state == "running" && !status.streaming {
+            status.streaming = self.receives_log().await;
+        }
         Ok(status)
+    }
+
+    /// As PostgreSQL itself says. The page of Patroni 3.0 does not.
+    async fn receives_log(&self) -> bool {
+        let answer = self.run_sql("select status from pg_stat_wal_receiver;", ANSWER).await;
+        answer.is_ok_and(|answer| answer.trim() == "streaming")
     }
 
     /// Whether this member is the primary, or follows it.

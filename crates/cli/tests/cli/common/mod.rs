@@ -325,6 +325,13 @@ pub fn patroni() -> PathBuf {
     lab_directory().join("patroni/4.1.5-bin")
 }
 
+/// Where `cargo xtask postgres` puts the older Patroni of Debian 12.
+pub fn older_patroni() -> PathBuf {
+    let programs = lab_directory().join("patroni/3.0.2/scripts");
+    assert!(programs.join("patroni").exists(), "Patroni 3.0.2 is missing here: run `cargo xtask postgres`");
+    programs
+}
+
 /// Where `cargo xtask postgres` puts PostgreSQL 17, with a pgBackRest that knows it.
 pub fn newer_postgres() -> PathBuf {
     let programs = lab_directory().join("postgres/17/usr/lib/postgresql/17/bin");

@@ -54,6 +54,7 @@ fn other(dcs: &spec::Dcs) -> Result<Dcs, String> {
         ca: dcs.ca.as_ref().map(&read).transpose()?.unwrap_or_default(),
         login: both(&dcs.username, &dcs.password_file)?,
         identity: both(&certificate, &dcs.key)?,
+        version: None,
     })
 }
 
@@ -74,14 +75,15 @@ fn usable(etcd: &Ledger, spec: &ClusterSpec) -> Result<Dcs, String> {
     let hosts: BTreeSet<String> =
         addresses.map(|address| std::net::SocketAddr::new(address, CLIENT_PORT).to_string()).collect();
     let ca = etcd.authorities.client.as_ref().map(|authority| authority.certificate.clone()).unwrap_or_default();
-    Ok(Dcs { hosts, ca, login: Some((user.clone(), password.clone())), identity: None })
+    let login = Some((user.clone(), password.clone()));
+    Ok(Dcs { hosts, ca, login, identity: None, version: Some(etcd.spec.etcd.version) })
 }
 
 /// The same for a plan, in which the etcd cluster is created or gets its user first. Nothing may be configured with this.
 pub(crate) fn foresee(etcd: &ClusterSpec, spec: &ClusterSpec) -> Result<Dcs, String> {
     can_serve(etcd).map_err(|unusable| format!("{}; {} of {}", unusable.why, unusable.hint, etcd.name))?;
     let login = Some((user_name(spec), Secret::new("")));
-    Ok(Dcs { hosts: BTreeSet::new(), ca: String::new(), login, identity: None })
+    Ok(Dcs { hosts: BTreeSet::new(), ca: String::new(), login, identity: None, version: Some(etcd.etcd.version) })
 }
 
 /// Writes into the ledger of an etcd cluster that this PostgreSQL cluster uses it.

@@ -1,6 +1,7 @@
 //! The safety rules of PostgreSQL: never two primaries by our hand, nobody is disturbed while another does not stream, and data dies only by
 //! consent. Who is primary is Patroni's decision; these rules say what may be asked of it.
 
+mod patroni;
 mod upgrade;
 
 use std::fmt;
@@ -14,6 +15,7 @@ use crate::model::{
 use crate::planner::voters::{Strength, Voters};
 use crate::planner::{Action, UnsafeBecause, View};
 
+pub(crate) use patroni::patroni_can;
 pub use upgrade::has_every_commit;
 pub(crate) use upgrade::{kept, machines_can_upgrade, may_go_back, may_upgrade, version_path};
 

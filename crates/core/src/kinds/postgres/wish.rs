@@ -6,7 +6,7 @@ use super::record::{
     Formation, FormedWith, Previous, RestoreWish, RotationStage, SwitchoverRequest, Upgrade, UpgradeFailed,
 };
 use crate::Secret;
-use crate::model::MemberName;
+use crate::model::{MemberName, Version};
 
 #[derive(Clone, PartialEq, Debug)]
 pub struct Wish {
@@ -84,4 +84,6 @@ pub struct Dcs {
     pub login: Option<(String, Secret)>,
     /// A client certificate and its key.
     pub identity: Option<(String, Secret)>,
+    /// Of an etcd cluster that quorate operates.
+    pub version: Option<Version>,
 }

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use super::restore;
 use crate::kinds::postgres::safety::{self, postgres};
 use crate::kinds::postgres::{Formation, Known, PostgresFacts, Role};
-use crate::model::{BinarySeen, DataSeen, Facts, MemberName, ServiceState, Stamp};
+use crate::model::{BinarySeen, DataSeen, Desired, DesiredMember, Facts, MemberName, ServiceState, Stamp};
 use crate::planner::{Action, Decision, Precondition, UnsafeBecause, View, WaitingFor};
 
 pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
@@ -23,9 +23,17 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
 }
 
 /// Why a machine cannot run what its configuration names.
-pub(crate) fn refused_config(member: &MemberName, facts: &Facts) -> Option<UnsafeBecause> {
+pub(crate) fn refused_config(
+    desired: &Desired,
+    member: &MemberName,
+    wish: &DesiredMember,
+    facts: &Facts,
+) -> Option<UnsafeBecause> {
     let found = postgres(facts)?;
-    [&found.postgres, &found.patroni, &found.pgbackrest].into_iter().find_map(|program| match program {
+    // What was found is what the configuration in place names. Another one may name other programs.
+    let (_, in_place) = facts.node_config.as_ref()?;
+    (*in_place == wish.digest).then_some(())?;
+    let missing = [&found.postgres, &found.patroni, &found.pgbackrest].into_iter().find_map(|program| match program {
         BinarySeen::Missing { why } => Some(UnsafeBecause::NotReady {
             member: member.clone(),
             why: why.clone(),
@@ -34,7 +42,8 @@ pub(crate) fn refused_config(member: &MemberName, facts: &Facts) -> Option<Unsaf
             ),
         }),
         BinarySeen::Unasked | BinarySeen::Version(_) => None,
-    })
+    });
+    missing.or_else(|| safety::patroni_can(member, wish, &desired.postgres().dcs, found).err())
 }
 
 /// What a member reports once it has its configuration and its certificates.
