@@ -14,7 +14,6 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use quorate_agent::{private_directory, write_durably};
-use quorate_core::text::with_causes;
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
@@ -220,7 +219,10 @@ impl Inner {
             let path = self.path(&token);
             match fs::remove_file(&path) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    return Err(StoreError::Failed(format!("cannot remove {}: {error}", path.display())));
+                    return Err(StoreError::Failed(format!(
+                        "the file of token {}… cannot be removed: {error}",
+                        token.short()
+                    )));
                 }
                 _ => {}
             }
@@ -272,13 +274,13 @@ fn failed(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> OpenErr
 fn write(path: &Path, value: &impl Serialize) -> Result<(), StoreError> {
     let content = serde_json::to_vec(value).expect("plain data serializes");
     write_durably(path, &content, PRIVATE).map_err(|error| {
-        let why = with_causes(&error);
+        // The path has the token in it, which belongs neither into a log nor to other clients.
+        let why = root_cause(&error);
         tracing::error!(why, "a registry could not be written");
-        StoreError::Failed(format!("the registry cannot be written: {}", root_cause(&error)))
+        StoreError::Failed(format!("the registry cannot be written: {why}"))
     })
 }
 
-/// Without the path, which is nothing to clients.
 fn root_cause(error: &dyn std::error::Error) -> String {
     error.source().map_or_else(|| error.to_string(), root_cause)
 }

@@ -195,6 +195,8 @@ impl Service {
         let done = self.store.register(token, id, value).await;
         match &done {
             Ok(_) => tracing::info!(token = token.short(), member = id.as_str(), value, "a member has registered"),
+            // Anyone can guess, and must not fill the log with it.
+            Err(StoreError::NoToken { .. }) => {}
             Err(error) => tracing::warn!(token = token.short(), member = id.as_str(), %error, "a member was refused"),
         }
         done

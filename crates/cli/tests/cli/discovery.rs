@@ -372,8 +372,18 @@ fn what_is_too_large_or_not_understood_is_refused_and_changes_nothing() {
     // One place and eight to spare; the rest is told that the cluster is full.
     let statuses: Vec<u16> = (1..=12).map(|number| register(&service, &path, number).0).collect();
     assert_eq!(statuses, [vec![201; 9], vec![403; 3]].concat());
-    let tokens = fs::read_dir(service.sandbox.home().join("discovery/tokens")).expect("tokens").count();
-    assert_eq!(tokens, 1);
+    let tokens = service.sandbox.home().join("discovery/tokens");
+    assert_eq!(fs::read_dir(&tokens).expect("tokens").count(), 1);
+    // Nor does a token get into the log, whatever fails.
+    fs::rename(&tokens, tokens.with_extension("aside")).expect("a directory");
+    fs::write(&tokens, "").expect("no directory");
+    let (status, answer) = send(&service, "GET", "/new", "");
+    assert_eq!(status, 500, "{answer}");
+    let log = fs::read_to_string(service.sandbox.path().join("serve.log")).expect("a log");
+    assert!(log.contains("could not be written") && log.contains("the cluster is full"), "{log}");
+    let is_token = |word: &str| word.len() == 32;
+    let words: Vec<&str> = log.split(|c: char| !c.is_ascii_hexdigit()).filter(|word| is_token(word)).collect();
+    assert!(words.is_empty(), "{log}");
 }
 
 #[test]
