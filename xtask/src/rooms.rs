@@ -84,7 +84,9 @@ mod tests {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace");
         let page = fs::read_to_string(root.join("ARCHITECTURE.md")).expect("ARCHITECTURE.md");
         // `local` is a common word.
-        let row = row("incus", &lines_outside(root, "incus").expect("sources"));
-        assert!(page.contains(&row), "put this row into ARCHITECTURE.md, \"To add a provider\":\n{row}");
+        for provider in ["incus", "openstack"] {
+            let row = row(provider, &lines_outside(root, provider).expect("sources"));
+            assert!(page.contains(&row), "put this row into ARCHITECTURE.md, \"To add a provider\":\n{row}");
+        }
     }
 }

@@ -6,6 +6,7 @@ mod incus;
 mod kept;
 mod libvirt;
 mod local;
+mod openstack;
 mod seed_disk;
 
 use std::collections::BTreeMap;
@@ -28,6 +29,7 @@ use quorate_core::spec;
 pub use incus::{Image, Imported, Incus, IncusError, import as import_image};
 pub use libvirt::{Libvirt, LibvirtError};
 pub use local::{Local, is_controllers_alone, mark, netns};
+pub use openstack::{Openstack, OpenstackError};
 
 /// What a provider of one cluster's machines must be able to do. Every call may be repeated without harm.
 #[async_trait(?Send)]
@@ -149,6 +151,8 @@ pub enum ProviderError {
     Libvirt(#[from] LibvirtError),
     #[error(transparent)]
     Incus(#[from] IncusError),
+    #[error(transparent)]
+    Openstack(#[from] OpenstackError),
     #[error(
         "{} is not statically linked, so it may not start on a machine: name one that is in {}, or use an image that has the \
          agent and say `has_agent: true`",
@@ -177,6 +181,7 @@ pub fn provider(ledger: &Ledger, directories: &Directories) -> Rc<dyn Provider> 
         spec::Provider::Local(settings) => Rc::new(Local::new(directories, ledger, settings)),
         spec::Provider::Libvirt(settings) => Rc::new(Libvirt::new(directories, ledger, settings)),
         spec::Provider::Incus(settings) => Rc::new(Incus::new(ledger, settings)),
+        spec::Provider::Openstack(settings) => Rc::new(Openstack::new(ledger, settings)),
     }
 }
 

@@ -40,7 +40,7 @@ pub(super) fn seed_disk(seed: &Seed, machine: &Machine, program: Option<&[u8]>, 
 }
 
 /// For stock images: has cloud-init let the admin in, and hand over to the agent.
-fn user_data(admin: Option<&Admin>, brings_program: bool) -> String {
+pub(super) fn user_data(admin: Option<&Admin>, brings_program: bool) -> String {
     let mut commands = Vec::new();
     if brings_program {
         let copy = format!(

@@ -1,13 +1,14 @@
 //! The seed disk: found by its label, mounted read-only for a moment, and read. Once a machine has been told what it is, it
-//! boots without the disk too.
+//! boots without the disk too. A config drive of OpenStack is such a disk, on which the files have numbers instead of names.
 
 use std::fs::{self, File};
-use std::io::{self, Read};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::{Boot, PLACED_SEED, PROGRAM, check};
 use crate::api::Seed;
@@ -23,6 +24,47 @@ const FIRST_WAIT: Duration = Duration::from_secs(60);
 const LATER_WAIT: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(50);
 const SECTOR: usize = 512;
+/// The label of a config drive.
+const CONFIG_DRIVE: &str = "config-2";
+/// What a config drive says of its files, and where they are.
+const CONFIG_DIRECTORY: &str = "openstack";
+const CONFIG_METADATA: &str = "latest/meta_data.json";
+/// Where a CD-ROM is described, and where its label is in that.
+const CD_DESCRIPTION: u64 = 16 * 2048;
+const CD_LABEL: std::ops::Range<usize> = 40..72;
+
+/// The files of a seed.
+struct SeedFiles {
+    seed: PathBuf,
+    machine: PathBuf,
+    program: PathBuf,
+}
+
+impl SeedFiles {
+    fn of(directory: &Path) -> Self {
+        let [seed, machine, program] = [SEED_FILE, MACHINE_FILE, PROGRAM_FILE].map(|file| directory.join(file));
+        SeedFiles { seed, machine, program }
+    }
+
+    /// On a disk, which may be a config drive. One without the files was made by somebody else.
+    fn on_disk(directory: &Path) -> Option<Self> {
+        let files = Self::of(directory);
+        if files.seed.exists() {
+            return Some(files);
+        }
+        let directory = directory.join(CONFIG_DIRECTORY);
+        let metadata: Value = serde_json::from_slice(&fs::read(directory.join(CONFIG_METADATA)).ok()?).ok()?;
+        let find = |name: &str| {
+            let wanted = format!("/{PLACED_SEED}/{name}");
+            let mut listed = metadata.get("files")?.as_array()?.iter();
+            let file = listed.find(|file| file.get("path").and_then(Value::as_str) == Some(&wanted))?;
+            let number = file.get("content_path")?.as_str()?.strip_prefix("/content/")?;
+            let is_plain = number.bytes().all(|byte| byte.is_ascii_alphanumeric());
+            is_plain.then(|| directory.join("content").join(number))
+        };
+        Some(SeedFiles { seed: find(SEED_FILE)?, machine: find(MACHINE_FILE)?, ..files })
+    }
+}
 
 /// What is kept of the seed disk.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -38,14 +80,13 @@ impl Boot<'_> {
         let known = self.known()?;
         let placed = Some(self.path(PLACED_SEED)).filter(|placed| placed.join(SEED_FILE).exists());
         if let Some(directory) = from.map(Path::to_owned).or(placed) {
-            return self.take(&directory, known.as_ref());
+            return self.take(&SeedFiles::of(&directory), known.as_ref());
         }
         let wait = if known.is_some() { LATER_WAIT } else { FIRST_WAIT };
-        match (find_disk(wait), known) {
-            (Some(disk), known) => {
-                let mounted = Mounted::new(self, &disk)?;
-                self.take(&mounted.at, known.as_ref())
-            }
+        let mounted = find_disk(wait).map(|disk| Mounted::new(self, &disk)).transpose()?;
+        let files = mounted.as_ref().and_then(|mounted| SeedFiles::on_disk(&mounted.at));
+        match (files, known) {
+            (Some(files), known) => self.take(&files, known.as_ref()),
             (None, Some(known)) => {
                 tracing::info!("there is no seed disk; this machine stays what it was");
                 Ok(known.machine)
@@ -65,16 +106,15 @@ impl Boot<'_> {
         }
     }
 
-    fn take(&self, directory: &Path, known: Option<&Known>) -> Result<Machine, AgentError> {
-        let (seed_path, machine_path) = (directory.join(SEED_FILE), directory.join(MACHINE_FILE));
-        let seed_text = fs::read(&seed_path).map_err(AgentError::file("read", &seed_path))?;
-        let seed: Seed = parse(&seed_path, &seed_text)?;
-        let text = fs::read(&machine_path).map_err(AgentError::file("read", &machine_path))?;
-        let machine: Machine = parse(&machine_path, &text)?;
-        check::check(&machine, &machine_path)?;
+    fn take(&self, found: &SeedFiles, known: Option<&Known>) -> Result<Machine, AgentError> {
+        let seed_text = fs::read(&found.seed).map_err(AgentError::file("read", &found.seed))?;
+        let seed: Seed = parse(&found.seed, &seed_text)?;
+        let text = fs::read(&found.machine).map_err(AgentError::file("read", &found.machine))?;
+        let machine: Machine = parse(&found.machine, &text)?;
+        check::check(&machine, &found.machine)?;
         let whose = (seed.cluster_id.clone(), seed.member.to_string(), seed.incarnation);
         let is_new = known.is_none_or(|known| known.whose != whose);
-        self.install_program(&directory.join(PROGRAM_FILE), is_new)?;
+        self.install_program(&found.program, is_new)?;
         files::ensure(&self.path("run/quorate/seed.json"), &seed_text, files::PRIVATE, None)?;
         let known = Known { machine, whose };
         files::make_dir(&self.layout.state_dir(), 0o700)?;
@@ -106,7 +146,7 @@ fn parse<T: serde::de::DeserializeOwned>(path: &Path, text: &[u8]) -> Result<T, 
 /// udev finds every kind of disk by its label, but comes to it late in a boot; one of ours is known by its first sector.
 fn find_disk(wait: Duration) -> Option<PathBuf> {
     let by_label = Path::new("/dev/disk/by-label");
-    let named = [by_label.join(SEED_LABEL), by_label.join(SEED_LABEL.to_uppercase())];
+    let named = [SEED_LABEL, &SEED_LABEL.to_uppercase(), CONFIG_DRIVE].map(|label| by_label.join(label));
     let begun = Instant::now();
     loop {
         match named.iter().find(|path| path.exists()).cloned().or_else(find_by_sector) {
@@ -120,7 +160,18 @@ fn find_disk(wait: Duration) -> Option<PathBuf> {
 fn find_by_sector() -> Option<PathBuf> {
     let devices = fs::read_dir("/sys/class/block").into_iter().flatten().flatten();
     let mut paths = devices.map(|device| Path::new("/dev").join(device.file_name()));
-    paths.find(|path| first_sector(path).is_ok_and(|sector| is_seed(&sector)))
+    paths.find(|path| {
+        first_sector(path).is_ok_and(|sector| is_seed(&sector)) || is_config_drive(path).is_ok_and(|is_one| is_one)
+    })
+}
+
+/// A CD-ROM with that label.
+fn is_config_drive(disk: &Path) -> io::Result<bool> {
+    let mut disk = File::open(disk)?;
+    disk.seek(SeekFrom::Start(CD_DESCRIPTION))?;
+    let mut description = [0; SECTOR];
+    disk.read_exact(&mut description)?;
+    Ok(description[1..].starts_with(b"CD001") && description[CD_LABEL].trim_ascii_end() == CONFIG_DRIVE.as_bytes())
 }
 
 fn first_sector(disk: &Path) -> io::Result<[u8; SECTOR]> {
@@ -182,6 +233,45 @@ mod tests {
         assert!(!is_seed(&sector(43, b"cidata2    ", b"FAT16   ")));
         assert!(!is_seed(&sector(43, b"cidata     ", b"ext4    ")));
         assert!(!is_seed(&[0; SECTOR]));
+    }
+
+    #[test]
+    fn a_config_drive_is_known_by_its_label() {
+        let directory = tempfile::tempdir().unwrap();
+        let disk = directory.path().join("disk");
+        let mut image = vec![0; 40 * 1024];
+        fs::write(&disk, &image).unwrap();
+        assert!(!is_config_drive(&disk).unwrap());
+        let description = usize::try_from(CD_DESCRIPTION).unwrap();
+        image[description + 1..description + 6].copy_from_slice(b"CD001");
+        image[description + 40..description + 72].copy_from_slice(b"config-2                        ");
+        fs::write(&disk, &image).unwrap();
+        assert!(is_config_drive(&disk).unwrap());
+        image[description + 48] = b'x';
+        fs::write(&disk, &image).unwrap();
+        assert!(!is_config_drive(&disk).unwrap());
+    }
+
+    #[test]
+    fn files_of_a_config_drive_are_found_by_the_paths_that_they_are_for() {
+        let directory = tempfile::tempdir().unwrap();
+        let content = directory.path().join("openstack/content");
+        fs::create_dir_all(&content).unwrap();
+        fs::create_dir_all(directory.path().join("openstack/latest")).unwrap();
+        let list = |second: &str| {
+            let text = format!(
+                r#"{{"uuid": "u", "files": [
+                    {{"content_path": "/content/0001", "path": "/var/lib/quorate/seed/machine.json"}},
+                    {{"content_path": "{second}", "path": "/var/lib/quorate/seed/seed.json"}}]}}"#
+            );
+            fs::write(directory.path().join("openstack/latest/meta_data.json"), text).unwrap();
+            SeedFiles::on_disk(directory.path())
+        };
+        let found = list("/content/0000").unwrap();
+        assert_eq!((found.seed, found.machine), (content.join("0000"), content.join("0001")));
+        assert!(list("/content/../../etc/passwd").is_none());
+        fs::write(directory.path().join("openstack/latest/meta_data.json"), r#"{"uuid": "u"}"#).unwrap();
+        assert!(SeedFiles::on_disk(directory.path()).is_none(), "a server that somebody rebuilt has no such files");
     }
 
     #[test]

@@ -5,6 +5,7 @@ pub mod admin;
 pub mod incus;
 pub mod libvirt;
 pub mod local;
+pub mod openstack;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -30,14 +31,20 @@ pub enum Provider {
     Libvirt(Box<libvirt::LibvirtSettings>),
     /// As system containers or virtual machines of Incus.
     Incus(Box<incus::IncusSettings>),
+    /// As servers of OpenStack.
+    Openstack(Box<openstack::OpenstackSettings>),
 }
 
 /// Providers whose name alone is enough: all their settings have defaults.
 const WORDS: [&str; 1] = ["local"];
 
 /// The beginning of a commented spec for each provider: all that is about machines.
-pub const TEMPLATES: [(&str, &str); 3] =
-    [("local", local::TEMPLATE), ("libvirt", libvirt::TEMPLATE), ("incus", incus::TEMPLATE)];
+pub const TEMPLATES: [(&str, &str); 4] = [
+    ("local", local::TEMPLATE),
+    ("libvirt", libvirt::TEMPLATE),
+    ("incus", incus::TEMPLATE),
+    ("openstack", openstack::TEMPLATE),
+];
 
 impl Provider {
     pub fn settings(&self) -> &dyn Settings {
@@ -45,6 +52,7 @@ impl Provider {
             Provider::Local(settings) => settings,
             Provider::Libvirt(settings) => settings.as_ref(),
             Provider::Incus(settings) => settings.as_ref(),
+            Provider::Openstack(settings) => settings.as_ref(),
         }
     }
 }
@@ -70,6 +78,9 @@ pub struct MemberSpec {
     /// Its instance, under the provider `incus`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub incus: Option<incus::InstanceSettings>,
+    /// Its server, under the provider `openstack`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub openstack: Option<openstack::ServerSettings>,
     /// What Patroni may do with it, in a cluster of PostgreSQL.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tags: Option<Tags>,
@@ -78,7 +89,7 @@ pub struct MemberSpec {
 impl MemberSpec {
     /// A member of which nothing but the name is said.
     pub fn named(name: Name) -> Self {
-        MemberSpec { name, address: None, libvirt: None, incus: None, tags: None }
+        MemberSpec { name, address: None, libvirt: None, incus: None, openstack: None, tags: None }
     }
 
     /// The same machine without a disk for data: it has none that should outlive it.
@@ -86,6 +97,7 @@ impl MemberSpec {
         MemberSpec {
             libvirt: Some(libvirt::section(self).without_data()),
             incus: Some(incus::section(self).without_data()),
+            openstack: Some(openstack::section(self).without_data()),
             ..self.clone()
         }
     }
@@ -96,13 +108,18 @@ impl MemberSpec {
             ("libvirt.data_volume", libvirt::section(self).data_volume.is_some()),
             ("libvirt.data_size", libvirt::section(self).data_size.is_some()),
             ("incus.data_size", incus::section(self).data_size.is_some()),
+            ("openstack.data_size", openstack::section(self).data_size.is_some()),
         ];
         settings.into_iter().filter(|(_, given)| *given).map(|(name, _)| name).collect()
     }
 
     /// The names of the providers that it has a section for.
     fn sections(&self) -> Vec<&'static str> {
-        let sections = [("libvirt", self.libvirt.is_some()), ("incus", self.incus.is_some())];
+        let sections = [
+            ("libvirt", self.libvirt.is_some()),
+            ("incus", self.incus.is_some()),
+            ("openstack", self.openstack.is_some()),
+        ];
         sections.into_iter().filter(|(_, given)| *given).map(|(name, _)| name).collect()
     }
 }

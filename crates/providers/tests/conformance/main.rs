@@ -6,6 +6,7 @@
 mod incus;
 mod libvirt;
 mod local;
+mod openstack;
 mod suite;
 
 use std::path::PathBuf;
@@ -28,6 +29,10 @@ fn main() {
     }
     if incus::is_there() {
         trials.extend(suite::trials("incus", incus::Place::new));
+    }
+    if openstack::is_there() {
+        trials.extend(suite::trials("openstack", openstack::Place::new));
+        trials.extend(openstack::trials());
     }
     libtest_mimic::run(&arguments, trials).exit();
 }

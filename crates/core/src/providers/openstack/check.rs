@@ -1,0 +1,133 @@
+//! Checks of servers that OpenStack makes: names, addresses and sizes. What only the cloud knows, such as whether an image exists, is
+//! found when servers are made.
+
+use super::{MemberSpec, OpenstackSettings, section};
+use crate::spec::check::{Cluster, Findings};
+use crate::spec::{Millis, Size};
+
+/// No server is built and booted faster.
+const LEAST_PATIENCE: Millis = Millis(10_000);
+/// Cinder counts in GiB.
+const GIB: u64 = 1 << 30;
+/// The longest name of a cluster: with `quorate.` it is a tag.
+const LONGEST_NAME: usize = 50;
+
+pub(super) fn check(settings: &OpenstackSettings, cluster: &Cluster, found: &mut Findings) {
+    let at = |field: &str| cluster.at(&format!("provider.openstack.{field}"));
+    let length = cluster.spec.name.as_str().len();
+    if length > LONGEST_NAME {
+        found.error(
+            cluster.at("name"),
+            format!("a name of {length} characters does not fit in a tag of OpenStack"),
+            format!("use {LONGEST_NAME} at most"),
+        );
+    }
+    names(settings, &at, found);
+    if settings.boot_patience < LEAST_PATIENCE {
+        found.error(
+            at("boot_patience"),
+            format!("no server is built and boots within {}", settings.boot_patience),
+            format!("give it at least {LEAST_PATIENCE}; 10m is the default"),
+        );
+    }
+    sizes(settings.root_size, settings.data_size, &at, found);
+    if let Some(admin) = &settings.admin {
+        admin.check(&at("admin"), found);
+    }
+    let mut ports: Vec<&str> = Vec::new();
+    for (at, member) in cluster.spec.entries() {
+        self::member(cluster, (&at, member), found);
+        let Some(port) = section(member).port.as_deref() else { continue };
+        if ports.contains(&port) {
+            found.error(
+                cluster.at(&format!("{at}.openstack.port")),
+                format!("another member has the port {port} too"),
+                "a port belongs to one server: give each member its own",
+            );
+        }
+        ports.push(port);
+    }
+}
+
+fn names(settings: &OpenstackSettings, at: &impl Fn(&str) -> String, found: &mut Findings) {
+    let named = [
+        ("cloud", settings.cloud.as_ref()),
+        ("region", settings.region.as_ref()),
+        ("image", Some(&settings.image)),
+        ("flavor", Some(&settings.flavor)),
+        ("network", Some(&settings.network)),
+        ("subnet", settings.subnet.as_ref()),
+        ("key_pair", settings.key_pair.as_ref()),
+        ("availability_zone", settings.availability_zone.as_ref()),
+        ("volume_type", settings.volume_type.as_ref()),
+    ];
+    let groups = settings.security_groups.iter().enumerate();
+    let groups = groups.map(|(n, name)| (format!("security_groups[{n}]"), Some(name)));
+    for (field, name) in named.into_iter().map(|(field, name)| (field.to_owned(), name)).chain(groups) {
+        if let Some(name) = name.filter(|name| !is_name(name)) {
+            found.error(
+                at(&field),
+                format!("{name:?} is not a name in OpenStack"),
+                "names begin and end with a visible character and have at most 255 of them; `openstack` lists them",
+            );
+        }
+    }
+}
+
+fn is_name(name: &str) -> bool {
+    name.len() <= 255 && name.trim() == name && !name.chars().any(char::is_control)
+}
+
+fn sizes(root: Option<Size>, data: Option<Size>, at: &impl Fn(&str) -> String, found: &mut Findings) {
+    let sized = [("root_size", root), ("data_size", data)];
+    for (field, size) in sized.into_iter().filter_map(|(field, size)| Some((field, size?))) {
+        if size.0 % GIB != 0 {
+            found.error(
+                at(field),
+                format!("{size} is not the size of a volume; a bare number counts bytes"),
+                "OpenStack makes volumes of whole GiB, such as 20GiB",
+            );
+        }
+    }
+}
+
+fn member(cluster: &Cluster, (entry, member): (&str, &MemberSpec), found: &mut Findings) {
+    let within = |field: &str| cluster.at(&format!("{entry}.{field}"));
+    let at = |field: &str| within(&format!("openstack.{field}"));
+    let server = section(member);
+    sizes(server.root_size, server.data_size, &at, found);
+    let named = [("flavor", &server.flavor), ("availability_zone", &server.availability_zone)];
+    for (field, name) in named.into_iter().filter_map(|(field, name)| Some((field, name.as_ref()?))) {
+        if !is_name(name) {
+            found.error(at(field), format!("{name:?} is not a name in OpenStack"), "`openstack` lists them");
+        }
+    }
+    if let Some(port) = server.port.as_ref().filter(|port| !is_id(port)) {
+        found.error(
+            at("port"),
+            format!("{port:?} is not the id of a port"),
+            "names of ports are not unique: give its id, as `openstack port list` shows it",
+        );
+    }
+    match member.address {
+        None if server.port.is_some() => found.error(
+            within("address"),
+            format!(
+                "`{}` has a port but no address, and a new server is created before the old one is deleted",
+                member.name
+            ),
+            "give the member the `address` of the port too: then the old server is deleted first",
+        ),
+        Some(address) if address.is_unspecified() || address.is_loopback() || address.is_multicast() => {
+            let message = format!("{address} is not an address of a machine on a network");
+            found.error(within("address"), message, "use one of its subnet");
+        }
+        _ => {}
+    }
+}
+
+/// Ids have 32 digits, with or without hyphens.
+fn is_id(text: &str) -> bool {
+    let digits = text.bytes().filter(|byte| *byte != b'-');
+    digits.clone().count() == 32 && digits.clone().all(|byte| byte.is_ascii_hexdigit())
+}

@@ -1,0 +1,209 @@
+//! The provider `openstack` as types: which cloud, what servers are made of, and how they are connected. Credentials are not part of a
+//! spec: they come from `clouds.yaml` or the environment, as for every OpenStack tool.
+
+mod check;
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use jiff::SignedDuration;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::admin::AdminSettings;
+use super::{MachineKind, MemberSpec, Settings};
+use crate::model::{Build, DATA_VOLUME};
+use crate::spec::check::{Cluster, Findings};
+use crate::spec::{AddressRange, Millis, Size};
+
+pub(super) const TEMPLATE: &str = include_str!("template.yaml");
+
+/// Servers of OpenStack.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct OpenstackSettings {
+    /// The cloud, by its name in `clouds.yaml`. When absent, that of `OS_CLOUD`, or the one that `OS_AUTH_URL` and the other variables
+    /// describe.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1))]
+    pub cloud: Option<String>,
+    /// The region. When absent, that of the cloud.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1))]
+    pub region: Option<String>,
+    /// The image, by name or id. It must contain quorate's agent.
+    #[schemars(length(min = 1))]
+    pub image: String,
+    /// The flavor of each server, by name or id; a member may have another.
+    #[schemars(length(min = 1))]
+    pub flavor: String,
+    /// The network, by name or id.
+    #[schemars(length(min = 1))]
+    pub network: String,
+    /// The subnet, by name or id. When absent, the only one of the network that addresses fit in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1))]
+    pub subnet: Option<String>,
+    /// The key pair for cloud-init's default user, by name. When absent, none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1))]
+    pub key_pair: Option<String>,
+    /// The availability zone of each server; a member may have another. When absent, OpenStack chooses.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1))]
+    pub availability_zone: Option<String>,
+    /// Whether members share a host.
+    #[serde(default)]
+    pub spread: Spread,
+    /// Security groups of each port, by name or id; empty on a network without port security. quorate does not change them.
+    pub security_groups: Vec<String>,
+    /// Further addresses that servers may send from, such as one that moves between them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub allowed_addresses: Vec<AddressRange>,
+    /// When set, servers boot from a volume of this size, which is made from the image. When absent, from a disk of the flavor.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub root_size: Option<Size>,
+    /// When set, each member gets a data volume of this size, which outlives its server.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data_size: Option<Size>,
+    /// The type of volumes. When absent, the default of the cloud.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1))]
+    pub volume_type: Option<String>,
+    /// How long to wait for a server to be built, to boot, and for its agent to answer.
+    #[serde(default = "default_boot_patience")]
+    pub boot_patience: Millis,
+    /// Who may log in by ssh. When absent, nobody but the owner of the key pair, where cloud-init is in the image.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub admin: Option<AdminSettings>,
+}
+
+fn default_boot_patience() -> Millis {
+    Millis(600_000)
+}
+
+/// Whether members share a host: the policy of the server group that quorate makes for the cluster.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Spread {
+    /// On different hosts where there are enough of them.
+    #[default]
+    SoftAntiAffinity,
+    /// On different hosts; otherwise a server is not created.
+    AntiAffinity,
+    /// No server group is made.
+    None,
+}
+
+impl Spread {
+    /// The policy, as OpenStack calls it.
+    pub fn policy(self) -> Option<&'static str> {
+        match self {
+            Spread::SoftAntiAffinity => Some("soft-anti-affinity"),
+            Spread::AntiAffinity => Some("anti-affinity"),
+            Spread::None => None,
+        }
+    }
+}
+
+impl fmt::Display for Spread {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.policy().unwrap_or("none"))
+    }
+}
+
+/// The server of one member.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct ServerSettings {
+    /// Its flavor, by name or id. When absent, that of the provider.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1))]
+    pub flavor: Option<String>,
+    /// Its availability zone. When absent, that of the provider.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1))]
+    pub availability_zone: Option<String>,
+    /// A port of yours, by id. quorate does not change or delete it. When absent, quorate makes one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1))]
+    pub port: Option<String>,
+    /// The size of its boot volume. When absent, that of the provider.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub root_size: Option<Size>,
+    /// The size of its data volume. When absent, that of the provider.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub data_size: Option<Size>,
+}
+
+static NO_SECTION: ServerSettings =
+    ServerSettings { flavor: None, availability_zone: None, port: None, root_size: None, data_size: None };
+
+/// The section of a member; empty where there is none.
+pub fn section(member: &MemberSpec) -> &ServerSettings {
+    member.openstack.as_ref().unwrap_or(&NO_SECTION)
+}
+
+impl ServerSettings {
+    pub(crate) fn without_data(&self) -> Self {
+        ServerSettings { data_size: Some(Size(0)), ..self.clone() }
+    }
+}
+
+impl OpenstackSettings {
+    pub fn flavor_of<'a>(&'a self, member: &'a MemberSpec) -> &'a str {
+        section(member).flavor.as_ref().unwrap_or(&self.flavor)
+    }
+
+    pub fn zone_of<'a>(&'a self, member: &'a MemberSpec) -> Option<&'a str> {
+        section(member).availability_zone.as_deref().or(self.availability_zone.as_deref())
+    }
+
+    pub fn root_size_of(&self, member: &MemberSpec) -> Option<Size> {
+        section(member).root_size.or(self.root_size)
+    }
+
+    pub fn data_size_of(&self, member: &MemberSpec) -> Option<Size> {
+        section(member).data_size.or(self.data_size).filter(|size| size.0 > 0)
+    }
+}
+
+impl Settings for OpenstackSettings {
+    fn name(&self) -> &'static str {
+        "openstack"
+    }
+
+    fn machines(&self) -> MachineKind {
+        MachineKind::Vm
+    }
+
+    fn boots_within(&self) -> SignedDuration {
+        SignedDuration::from_millis(i64::try_from(self.boot_patience.0).unwrap_or(i64::MAX))
+    }
+
+    fn build(&self, member: &MemberSpec) -> Option<Build> {
+        let size = |size: Option<Size>| size.map(|size| size.to_string());
+        let has_volumes = self.root_size_of(member).is_some() || self.data_size_of(member).is_some();
+        Some(Build::new([
+            ("image", Some(self.image.clone())),
+            ("flavor", Some(self.flavor_of(member).to_owned())),
+            ("availability zone", self.zone_of(member).map(str::to_owned)),
+            ("key pair", self.key_pair.clone()),
+            ("spread", Some(self.spread.to_string())),
+            ("boot volume", size(self.root_size_of(member))),
+            ("volume type", self.volume_type.clone().filter(|_| has_volumes)),
+            (DATA_VOLUME, size(self.data_size_of(member))),
+        ]))
+    }
+
+    fn fixed(&self) -> BTreeMap<String, String> {
+        let cloud = self.cloud.as_deref().unwrap_or("of the environment");
+        let region = self.region.as_deref().unwrap_or("of the cloud");
+        let fixed = [("cloud", cloud), ("region", region), ("network", &self.network)];
+        fixed.into_iter().map(|(field, value)| (format!("provider.openstack.{field}"), value.to_owned())).collect()
+    }
+
+    fn check(&self, cluster: &Cluster<'_>, found: &mut Findings<'_>) {
+        check::check(self, cluster, found);
+    }
+}

@@ -1,0 +1,289 @@
+//! Calls to the compute service: servers, their power, flavors, limits, and the server group of a cluster.
+
+use std::time::{Duration, Instant};
+
+use quorate_core::model::{MachineId, PowerState};
+use reqwest::Method;
+use serde_json::{Value, json};
+use tokio::time::sleep;
+
+use super::catalogue::Service::Compute;
+use super::error::OpenstackError;
+use super::server::{Mark, Server, tag};
+use super::session::{Call, escaped};
+use super::{Openstack, one_of};
+
+/// Needed for the policy of server groups.
+pub(super) const VERSION: &str = "2.64";
+/// The last version that puts files on the config drive.
+pub(super) const CREATING: &str = "2.56";
+/// How long a server may take to be deleted.
+const DELETING: Duration = Duration::from_secs(300);
+/// Nova waits a minute for a guest to shut down before it switches it off.
+const STOPPING: Duration = Duration::from_secs(180);
+const STARTING: Duration = Duration::from_secs(180);
+
+impl Openstack {
+    /// Servers with a mark of this cluster's name, in one list.
+    pub(super) async fn marked(&self) -> Result<Vec<(Server, Mark)>, OpenstackError> {
+        let path = format!("/servers/detail?tags={}", escaped(&tag(self.spec.name.as_str())));
+        let all = self.session()?.list("list servers", Compute, &path, "servers", Some(VERSION)).await?;
+        let found = all.iter().filter_map(Server::read).filter_map(|server| Some((server.clone(), server.mark?)));
+        Ok(found.filter(|(_, mark)| mark.cluster == self.spec.name.as_str()).collect())
+    }
+
+    /// Servers with a mark of this cluster's ID.
+    pub(super) async fn ours(&self) -> Result<Vec<(Server, Mark)>, OpenstackError> {
+        let marked = self.marked().await?;
+        Ok(marked.into_iter().filter(|(_, mark)| mark.cluster_id == self.cluster_id).collect())
+    }
+
+    pub(super) async fn look_at(&self, server: &Server) -> Result<Option<Server>, OpenstackError> {
+        let doing = format!("look at {}", server.name);
+        let found = self.session()?.get(&doing, Compute, &server.path(), Some(VERSION)).await?;
+        Ok(found.and_then(|found| Server::read(found.get("server")?)))
+    }
+
+    /// Adds to the metadata of a server, or changes it.
+    pub(super) async fn set_metadata(&self, server: &Server, metadata: &Value) -> Result<(), OpenstackError> {
+        let path = format!("{}/metadata", server.path());
+        let call = Call::new(format!("mark {}", server.name), Compute, Method::POST, path).repeatable();
+        self.session()?.change(call.json(json!({ "metadata": metadata })).at(VERSION)).await.map(drop)
+    }
+
+    async fn action(&self, server: &Server, doing: &str, action: Value) -> Result<(), OpenstackError> {
+        let path = format!("{}/action", server.path());
+        let call = Call::new(format!("{doing} {}", server.name), Compute, Method::POST, path).repeatable();
+        self.session()?.change(call.json(action).at(VERSION)).await.map(drop)
+    }
+
+    /// Looks at a server until it is as wanted. None: it is gone.
+    pub(super) async fn wait(
+        &self,
+        server: &Server,
+        within: Duration,
+        is_done: impl Fn(&Server) -> bool,
+    ) -> Result<Option<Server>, OpenstackError> {
+        let begun = Instant::now();
+        let mut pause = self.polling;
+        loop {
+            let Some(now) = self.look_at(server).await? else { return Ok(None) };
+            if is_done(&now) {
+                return Ok(Some(now));
+            }
+            if begun.elapsed() > within {
+                let (what, state) = (format!("the server {}", now.name), now.state());
+                return Err(OpenstackError::TooSlow { what, state, seconds: within.as_secs() });
+            }
+            sleep(pause).await;
+            pause = (pause * 3 / 2).min(Duration::from_secs(5));
+        }
+    }
+
+    pub(super) async fn power_on(&self, server: &Server) -> Result<(), OpenstackError> {
+        let Some(now) = self.wait(server, STARTING, |now| !now.is_busy()).await? else { return Err(gone(server)) };
+        if let Some(hindrance) = now.hindrance() {
+            return Err(hindrance);
+        }
+        if now.power() == PowerState::On {
+            return Ok(());
+        }
+        match self.action(&now, "start", json!({ "os-start": null })).await {
+            // Somebody else may have been first.
+            Err(error) if error.is_conflict() => match self.look_at(server).await? {
+                Some(now) if matches!(now.power(), PowerState::On | PowerState::Starting) => {}
+                _ => return Err(error),
+            },
+            started => started?,
+        }
+        let is_on = |now: &Server| !now.is_busy() && (now.power() == PowerState::On || now.status == "ERROR");
+        match self.wait(server, STARTING, is_on).await? {
+            Some(now) if now.status == "ERROR" => {
+                Err(OpenstackError::Broken { name: now.name.clone(), fault: now.fault() })
+            }
+            Some(_) => Ok(()),
+            None => Err(gone(server)),
+        }
+    }
+
+    /// Shuts a server down; OpenStack switches it off after a while if it does not.
+    pub(super) async fn shut_down(&self, server: &Server) -> Result<(), OpenstackError> {
+        let Some(now) = self.wait(server, STOPPING, |now| !now.is_busy()).await? else { return Ok(()) };
+        if now.power() == PowerState::Off {
+            return Ok(());
+        }
+        match self.action(&now, "stop", json!({ "os-stop": null })).await {
+            Err(error) if error.is_absent() => return Ok(()),
+            Err(error) if error.is_conflict() => match self.look_at(server).await? {
+                Some(now) if now.power() == PowerState::Off => return Ok(()),
+                Some(now) => return Err(now.hindrance().unwrap_or(error)),
+                None => return Ok(()),
+            },
+            stopped => stopped?,
+        }
+        let is_off = |now: &Server| !now.is_busy() && now.power() == PowerState::Off;
+        self.wait(server, STOPPING, is_off).await.map(drop)
+    }
+
+    /// Returns when it is gone.
+    pub(super) async fn delete_server(&self, server: &Server) -> Result<(), OpenstackError> {
+        let doing = format!("delete {}", server.name);
+        match self.session()?.delete(&doing, Compute, &server.path()).await {
+            // It is being deleted already.
+            Err(error) if error.is_conflict() => match self.look_at(server).await? {
+                Some(now) if now.power() == PowerState::Stopping => {}
+                Some(_) => return Err(error),
+                None => return Ok(()),
+            },
+            deleted => deleted?,
+        }
+        let kept = self.wait(server, DELETING, |now| now.status == "SOFT_DELETED").await?;
+        if let Some(kept) = kept {
+            // Until then it keeps its port and its volumes.
+            self.action(&kept, "delete", json!({ "forceDelete": null })).await?;
+            self.wait(server, DELETING, |_| false).await?;
+        }
+        Ok(())
+    }
+
+    /// The end of what a server printed. A cloud may not offer it.
+    pub(super) async fn console_output(&self, server: &Server, lines: usize) -> Result<String, OpenstackError> {
+        let path = format!("{}/action", server.path());
+        let call = Call::new(format!("read the console of {}", server.name), Compute, Method::POST, path).repeatable();
+        let body = json!({ "os-getConsoleOutput": { "length": lines } });
+        match self.session()?.change(call.json(body).at(VERSION)).await {
+            Ok(answer) => Ok(answer.get("output").and_then(Value::as_str).unwrap_or_default().trim_end().to_owned()),
+            Err(OpenstackError::Refused { .. } | OpenstackError::Failed { .. }) => Ok(String::new()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Checks that the service knows the microversions that quorate uses.
+    pub(super) async fn check_version(&self) -> Result<(), OpenstackError> {
+        let found = self.session()?.get("ask for the versions of the compute service", Compute, "/", None).await?;
+        let newest = found.as_ref().and_then(|found| found.pointer("/version/version")?.as_str()).unwrap_or_default();
+        let number = |version: &str| version.split_once('.').and_then(|(_, minor)| minor.parse::<u32>().ok());
+        // Without a version it is older than all of them.
+        if number(newest) < number(VERSION) {
+            return Err(OpenstackError::TooOld { found: newest.to_owned(), needed: VERSION });
+        }
+        Ok(())
+    }
+
+    /// The id of a flavor.
+    pub(super) async fn flavor(&self, name: &str) -> Result<Flavor, OpenstackError> {
+        let all =
+            self.session()?.list("list flavors", Compute, "/flavors/detail?is_public=None", "flavors", None).await;
+        // Only administrators see those of all projects.
+        let all = match all {
+            Err(OpenstackError::Refused { .. }) => {
+                self.session()?.list("list flavors", Compute, "/flavors/detail", "flavors", None).await?
+            }
+            all => all?,
+        };
+        let found = one_of("flavor", name, &all)?;
+        let number = |field: &str| found.get(field).and_then(Value::as_u64).unwrap_or_default();
+        let id = found.get("id").and_then(Value::as_str).unwrap_or_default().to_owned();
+        Ok(Flavor { id, cores: number("vcpus"), memory: number("ram") })
+    }
+
+    pub(super) async fn check_key_pair(&self, name: &str) -> Result<(), OpenstackError> {
+        let path = format!("/os-keypairs/{}", escaped(name));
+        if self.session()?.get("look for the key pair", Compute, &path, None).await?.is_some() {
+            return Ok(());
+        }
+        let all = self.session()?.list("list key pairs", Compute, "/os-keypairs", "keypairs", None).await?;
+        let names = all.iter().filter_map(|pair| pair.pointer("/keypair/name")?.as_str()).map(str::to_owned);
+        Err(OpenstackError::Missing { what: "key pair", name: name.to_owned(), names: names.collect() })
+    }
+
+    /// Whether the quota has room for one more server.
+    pub(super) async fn check_compute_quota(&self, member: &str, flavor: &Flavor) -> Result<(), OpenstackError> {
+        let limits = self.session()?.get("ask for the quota", Compute, "/limits", None).await?.unwrap_or_default();
+        let number = |field: &str| limits.pointer("/limits/absolute").and_then(|all| all.get(field)?.as_i64());
+        let needs: [(&'static str, &str, &str, u64, &str); 3] = [
+            ("instances", "maxTotalInstances", "totalInstancesUsed", 1, ""),
+            ("cores", "maxTotalCores", "totalCoresUsed", flavor.cores, ""),
+            ("memory", "maxTotalRAMSize", "totalRAMUsed", flavor.memory, " MiB"),
+        ];
+        for (what, most, used, needed, unit) in needs {
+            let (Some(most), Some(used)) = (number(most).filter(|most| *most >= 0), number(used)) else { continue };
+            let left = u64::try_from(most - used).unwrap_or_default();
+            if needed > left {
+                let (left, needed) = (format!("{left}{unit}"), format!("{needed}{unit}"));
+                return Err(OpenstackError::NoRoom { what, left, member: member.to_owned(), needed });
+            }
+        }
+        Ok(())
+    }
+
+    /// The name of the cluster's server group. A group has no metadata, so its name has the cluster's ID.
+    fn group_name(&self) -> String {
+        format!("quorate-{}", self.cluster_id)
+    }
+
+    async fn groups(&self) -> Result<Vec<Value>, OpenstackError> {
+        let all =
+            self.session()?.list("list server groups", Compute, "/os-server-groups", "server_groups", Some(VERSION));
+        let name = self.group_name();
+        Ok(all.await?.into_iter().filter(|group| group.get("name").and_then(Value::as_str) == Some(&name)).collect())
+    }
+
+    /// The server group of the cluster, by id. It is made with the first machine.
+    pub(super) async fn group(&self) -> Result<Option<String>, OpenstackError> {
+        let Some(policy) = self.settings.spread.policy() else { return Ok(None) };
+        // Machines that are made together share it.
+        let mut known = self.group.lock().await;
+        if let Some(known) = known.as_ref() {
+            return Ok(Some(known.clone()));
+        }
+        let id = |group: &Value| group.get("id").and_then(Value::as_str).map(str::to_owned);
+        let fits = |group: &&Value| group.get("policy").and_then(Value::as_str) == Some(policy);
+        let find = async || Ok(self.groups().await?.iter().find(fits).cloned());
+        let found: Option<Value> = find().await?;
+        let group = match found {
+            Some(group) => group,
+            None => {
+                let body = json!({ "server_group": { "name": self.group_name(), "policy": policy } });
+                let call = Call::new("create the server group", Compute, Method::POST, "/os-server-groups");
+                let made = self.session()?.create(call.json(body).at(VERSION), find).await?;
+                made.get("server_group").cloned().unwrap_or(made)
+            }
+        };
+        *known = id(&group);
+        Ok(known.clone())
+    }
+
+    /// Deletes the server groups of the cluster.
+    pub(super) async fn delete_groups(&self) -> Result<(), OpenstackError> {
+        let mut known = self.group.lock().await;
+        for group in self.groups().await? {
+            let id = group.get("id").and_then(Value::as_str).unwrap_or_default();
+            let path = format!("/os-server-groups/{id}");
+            self.session()?.delete("delete the server group", Compute, &path).await?;
+        }
+        *known = None;
+        Ok(())
+    }
+
+    /// The server that a lost answer was about.
+    pub(super) async fn find_draft(&self, machine: &MachineId, fence: u64) -> Result<Option<Value>, OpenstackError> {
+        let ours = self.ours().await?;
+        let found = ours.into_iter().find(|(_, mark)| mark.is_of(machine) && mark.fence == fence);
+        Ok(found.map(|(server, _)| json!({ "server": { "id": server.id } })))
+    }
+}
+
+/// What a flavor has.
+#[derive(Clone, Debug)]
+pub(super) struct Flavor {
+    pub(super) id: String,
+    cores: u64,
+    /// In MiB.
+    memory: u64,
+}
+
+pub(super) fn gone(server: &Server) -> OpenstackError {
+    let doing = format!("look at {}", server.name);
+    OpenstackError::Refused { doing, code: 404, said: String::from("it is gone") }
+}

@@ -1,0 +1,278 @@
+//! How a server is created: everything is checked first; then its volumes and its port are made, then the server as a draft, and when it
+//! runs it becomes a machine. The port is what stops a controller that was suspended: the next one has deleted it, and without it no
+//! server can be created.
+
+use std::borrow::Cow;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use quorate_agent::api::boot;
+use quorate_agent::api::boot::{MACHINE_FILE, SEED_FILE};
+use quorate_agent::boot::PLACED_SEED;
+use quorate_core::model::MachineId;
+use quorate_core::providers::Settings;
+use quorate_core::spec::{MemberSpec, Size};
+use reqwest::Method;
+use serde_json::{Value, json};
+
+use super::catalogue::Service::{Compute, Image};
+use super::compute::{CREATING, Flavor, gone};
+use super::error::OpenstackError;
+use super::network::Port;
+use super::server::{Mark, Server, State, tag};
+use super::session::{Call, escaped};
+use super::volumes::Role;
+use super::{Openstack, one_of, text};
+use crate::seed_disk::user_data;
+use crate::{Data, NewMachine, ProviderError};
+
+/// How much of a volume's id its disk has as its serial number.
+const SERIAL: usize = 20;
+
+/// All that must be known before anything is created.
+struct Prepared {
+    /// By id.
+    image: String,
+    flavor: Flavor,
+    root_size: Option<Size>,
+    data: DataDisk,
+}
+
+#[derive(Clone, PartialEq, Eq)]
+enum DataDisk {
+    None,
+    New(Size),
+    /// The volume of the member's last machine, by id.
+    Kept(String),
+}
+
+/// Volumes of a server, by id.
+struct Disks {
+    /// None: a disk of the flavor.
+    root: Option<String>,
+    data: Option<String>,
+}
+
+impl Openstack {
+    pub(super) fn member(&self, machine: &MachineId) -> Result<Cow<'_, MemberSpec>, OpenstackError> {
+        let found = self.spec.machine(machine.member.seat());
+        found.ok_or_else(|| OpenstackError::NotInSpec { member: machine.member.to_string() })
+    }
+
+    /// `used`: volumes that servers have.
+    async fn prepare(
+        &self,
+        new: &NewMachine<'_>,
+        member: &MemberSpec,
+        used: &[String],
+    ) -> Result<Prepared, OpenstackError> {
+        self.checked.get_or_try_init(async || self.check_version().await).await?;
+        let size = self.settings.data_size_of(member);
+        let kept = match new.data {
+            Data::Stays if size.is_some() => self.left_by(&new.id.member, used).await?.pop(),
+            _ => None,
+        };
+        let data = match (kept, size) {
+            (Some(volume), _) => DataDisk::Kept(volume.id),
+            (None, Some(size)) => DataDisk::New(size),
+            (None, None) => DataDisk::None,
+        };
+        let root_size = self.settings.root_size_of(member);
+        let new_data = if let DataDisk::New(size) = data { Some(size) } else { None };
+        let sizes: Vec<Size> = root_size.into_iter().chain(new_data).collect();
+        if !sizes.is_empty() {
+            self.check_volume_quota(member.name.as_str(), &sizes).await?;
+        }
+        let flavor = self.flavor(self.settings.flavor_of(member)).await?;
+        self.check_compute_quota(member.name.as_str(), &flavor).await?;
+        if let Some(name) = &self.settings.key_pair {
+            self.check_key_pair(name).await?;
+        }
+        Ok(Prepared { image: self.image().await?, flavor, root_size, data })
+    }
+
+    /// The id of the image.
+    async fn image(&self) -> Result<String, OpenstackError> {
+        let (session, name) = (self.session()?, &self.settings.image);
+        let path = format!("/images?name={}", escaped(name));
+        let mut found = session.list("look for the image", Image, &path, "images", None).await?;
+        if found.is_empty() {
+            found.extend(session.get("look for the image", Image, &format!("/images/{}", escaped(name)), None).await?);
+        }
+        if found.is_empty() {
+            found = session.list("list images", Image, "/images", "images", None).await?;
+        }
+        let image = one_of("image", name, &found)?;
+        let status = text(image, "status").unwrap_or_default();
+        if status != "active" {
+            return Err(OpenstackError::ImageUnusable { image: name.clone(), status });
+        }
+        Ok(text(image, "id").unwrap_or_default())
+    }
+
+    fn mark(&self, new: &NewMachine<'_>, member: &MemberSpec, port: &Port) -> Mark {
+        Mark {
+            cluster: self.spec.name.to_string(),
+            cluster_id: self.cluster_id.clone(),
+            member: new.id.member.clone(),
+            incarnation: new.id.incarnation,
+            address: port.interface.address,
+            fence: new.fence,
+            state: State::Draft,
+            port: Some(port.id.clone()).filter(|_| port.is_ours),
+            data: None,
+            build: self.settings.build(member),
+        }
+    }
+
+    /// Makes its volumes, its port and its server, and only then a machine of them.
+    pub(super) async fn make(
+        &self,
+        name: &str,
+        new: &NewMachine<'_>,
+        ours: &[(Server, Mark)],
+    ) -> Result<(), ProviderError> {
+        let member = &*self.member(&new.id)?;
+        let used: Vec<String> = ours.iter().filter_map(|(_, mark)| mark.data.clone()).collect();
+        let prepared = self.prepare(new, member, &used).await?;
+        let port = self.port(new, member).await?;
+        let mut mark = self.mark(new, member, &port);
+        let data = match &prepared.data {
+            DataDisk::None => None,
+            DataDisk::Kept(id) => Some(id.clone()),
+            DataDisk::New(size) => {
+                let id = self.make_volume(&new.id, new.fence, Role::Data, *size, None).await?;
+                // A draft takes it along when it is deleted. Data that is to stay is not the draft's to lose.
+                mark.data = Some(id.clone());
+                Some(id)
+            }
+        };
+        let root = match prepared.root_size {
+            Some(size) => Some(self.make_volume(&new.id, new.fence, Role::Boot, size, Some(&prepared.image)).await?),
+            None => None,
+        };
+        let disks = Disks { root, data: data.clone() };
+        let server = self.build(name, new, self.description(name, new, member, &prepared, &disks, port, &mark)).await?;
+        if let Some(volume) = &data {
+            self.mark_volume(volume, State::Whole).await?;
+        }
+        (mark.state, mark.data) = (State::Whole, data);
+        self.set_metadata(&server, &mark.metadata()).await?;
+        // What the member's earlier machines have left is of no use from now on.
+        let used: Vec<String> = used.into_iter().chain(mark.data).collect();
+        for volume in self.volumes_left(member, &new.id, &used).await? {
+            self.delete_volume(&volume).await?;
+        }
+        Ok(())
+    }
+
+    async fn volumes_left(
+        &self,
+        member: &MemberSpec,
+        machine: &MachineId,
+        used: &[String],
+    ) -> Result<Vec<super::volumes::Volume>, OpenstackError> {
+        match self.settings.data_size_of(member) {
+            Some(_) => self.left_by(&machine.member, used).await,
+            None => Ok(Vec::new()),
+        }
+    }
+
+    /// Creates the server, and returns when it runs. One that cannot be built is deleted, and what OpenStack says of it is the error.
+    async fn build(&self, name: &str, new: &NewMachine<'_>, description: Value) -> Result<Server, ProviderError> {
+        let mut body = json!({ "server": description });
+        if let Some(group) = self.group().await? {
+            body["os:scheduler_hints"] = json!({ "group": group });
+        }
+        let call = Call::new(format!("create {name}"), Compute, Method::POST, "/servers").json(body).at(CREATING);
+        let find = async || self.find_draft(&new.id, new.fence).await;
+        let made = self.session()?.create(call, find).await?;
+        let id = made.get("server").and_then(|server| text(server, "id")).unwrap_or_default();
+        let draft = Server::read(&json!({ "id": id, "name": name })).expect("it has an id");
+        let is_built = |now: &Server| matches!(now.status.as_str(), "ACTIVE" | "ERROR" | "SHUTOFF") && !now.is_busy();
+        let built = self.wait(&draft, self.patience, is_built).await?.ok_or_else(|| gone(&draft))?;
+        if built.status == "ERROR" {
+            let fault = built.fault();
+            // What Nova says of it is worth more than a failure to remove it, which the end of the run repeats.
+            let _ = self.delete_server(&built).await;
+            let doing = format!("build {name}");
+            return Err(OpenstackError::Refused { doing, code: 500, said: fault }.into());
+        }
+        Ok(built)
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn description(
+        &self,
+        name: &str,
+        new: &NewMachine<'_>,
+        member: &MemberSpec,
+        prepared: &Prepared,
+        disks: &Disks,
+        port: Port,
+        mark: &Mark,
+    ) -> Value {
+        let disk = |source: &str, to: &str, id: &str, index: i8, goes: bool| {
+            json!({
+                "source_type": source, "destination_type": to, "uuid": id, "boot_index": index,
+                "delete_on_termination": goes,
+            })
+        };
+        let root = match &disks.root {
+            Some(volume) => disk("volume", "volume", volume, 0, true),
+            None => disk("image", "local", &prepared.image, 0, true),
+        };
+        let data = disks.data.as_ref().map(|volume| disk("volume", "volume", volume, -1, false));
+        let devices: Vec<Value> = std::iter::once(root).chain(data).collect();
+        let machine = self.machine(new, port.interface, disks.data.as_deref());
+        let mut server = json!({
+            "name": name,
+            "flavorRef": prepared.flavor.id,
+            "networks": [{ "port": port.id }],
+            "block_device_mapping_v2": devices,
+            "config_drive": true,
+            "metadata": mark.metadata(),
+            "tags": [tag(self.spec.name.as_str())],
+            "user_data": STANDARD.encode(user_data(machine.admin.as_ref(), false)),
+            "personality": self.files(new, &machine, mark),
+        });
+        if disks.root.is_none() {
+            server["imageRef"] = json!(prepared.image);
+        }
+        if let Some(zone) = self.settings.zone_of(member) {
+            server["availability_zone"] = json!(zone);
+        }
+        if let Some(key_pair) = &self.settings.key_pair {
+            server["key_name"] = json!(key_pair);
+        }
+        server
+    }
+
+    /// The seed has a token, so it is not user data, which every process on the machine can read: these files are on the config drive
+    /// alone.
+    fn files(&self, new: &NewMachine<'_>, machine: &boot::Machine, mark: &Mark) -> Value {
+        let seed = new.seed(self.spec.name.as_str(), &self.cluster_id, mark.address);
+        let seed = serde_json::to_vec(&seed).expect("plain data serializes");
+        let machine = serde_json::to_vec(machine).expect("plain data serializes");
+        let file = |name: &str, content: &[u8]| json!({ "path": format!("/{PLACED_SEED}/{name}"), "contents": STANDARD.encode(content) });
+        json!([file(SEED_FILE, &seed), file(MACHINE_FILE, &machine)])
+    }
+
+    /// The `machine.json` of its seed.
+    fn machine(&self, new: &NewMachine<'_>, interface: boot::Interface, data: Option<&str>) -> boot::Machine {
+        let admin = self.settings.admin.as_ref().map(|admin| boot::Admin {
+            user: admin.user.clone(),
+            ssh_keys: admin.ssh_keys.clone(),
+            console_password_hash: admin.console_password_hash.clone(),
+        });
+        let serial = |volume: &str| volume.chars().take(SERIAL).collect();
+        boot::Machine {
+            // A dot would begin a domain.
+            hostname: new.name.replace('.', "-"),
+            interfaces: vec![interface],
+            admin,
+            data_disk: data.map(|volume| boot::DataDisk { serial: serial(volume) }),
+            channel: false,
+        }
+    }
+}

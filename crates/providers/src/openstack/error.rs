@@ -1,0 +1,107 @@
+//! Errors of OpenStack, each with what to do about it. None of them contains a token or a password.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+#[derive(Debug, thiserror::Error)]
+pub enum OpenstackError {
+    #[error(
+        "no OpenStack cloud is named: set `provider.openstack.cloud` or OS_CLOUD to one of clouds.yaml{}, or set OS_AUTH_URL and \
+         the other variables",
+        known(" (it has ", names, ")")
+    )]
+    NoCloudNamed { names: Vec<String> },
+    #[error("there is no cloud `{name}` in clouds.yaml; looked for in {}{}", list(&shown(looked)), known("; there are ", names, ""))]
+    NoCloud { name: String, looked: Vec<PathBuf>, names: Vec<String> },
+    #[error("{} cannot be read: {why}", path.display())]
+    Config { path: PathBuf, why: String },
+    #[error("the credentials of {cloud} lack {what}")]
+    Incomplete { cloud: String, what: &'static str },
+    #[error("the credentials of {cloud}: {why}")]
+    Unsupported { cloud: String, why: String },
+    #[error("{cloud} does not accept the credentials: {said}")]
+    NotAccepted { cloud: String, said: String },
+    #[error("{cloud} has no {service} service{}: its catalogue has {}", region.as_ref().map(|r| format!(" in the region {r}")).unwrap_or_default(), list(known))]
+    NoService { cloud: String, service: &'static str, region: Option<String>, known: Vec<String> },
+    #[error(
+        "the compute service knows API versions up to {found}, and quorate needs {needed}: OpenStack Rocky or later"
+    )]
+    TooOld { found: String, needed: &'static str },
+    #[error("OpenStack cannot be reached at {url} ({doing}): {why}")]
+    Unreachable { doing: String, url: String, why: String, sent: bool },
+    #[error("OpenStack refused to {doing} ({code}): {said}")]
+    Refused { doing: String, code: u16, said: String },
+    #[error("OpenStack failed to {doing} ({code}): {said}")]
+    Failed { doing: String, code: u16, said: String },
+    #[error("an answer of OpenStack is not understood ({doing}): {why}")]
+    Unreadable { doing: String, why: String },
+    #[error("OpenStack has no {what} `{name}`{}", known("; it has ", names, ""))]
+    Missing { what: &'static str, name: String, names: Vec<String> },
+    #[error("OpenStack has {} named `{name}`: use the id of one: {}", several(what), list(ids))]
+    Ambiguous { what: &'static str, name: String, ids: Vec<String> },
+    #[error("the image `{image}` is {status}: it cannot be used")]
+    ImageUnusable { image: String, status: String },
+    #[error(
+        "the network {network} has several subnets that would do: set `provider.openstack.subnet` to one of {}",
+        list(subnets)
+    )]
+    ManySubnets { network: String, subnets: Vec<String> },
+    #[error("the network {network} has no subnet{}", address.map(|a| format!(" with the address {a}")).unwrap_or_default())]
+    NoSubnet { network: String, address: Option<IpAddr> },
+    #[error("the port {port} has the addresses {}, and {member} must have {address}", list(found))]
+    PortAddress { port: String, member: String, address: IpAddr, found: Vec<String> },
+    #[error(
+        "OpenStack lets only the project that owns the network {network} choose addresses such as {address} ({said}): use a network of \
+         yours, let somebody make the ports and name them in `members[].openstack.port`, or leave out `address`"
+    )]
+    NotOwner { network: String, address: IpAddr, said: String },
+    #[error("the port {port} is in use by the server {by}")]
+    PortInUse { port: String, by: String },
+    #[error(
+        "the quota of {what} has {left} left, and {member} needs {needed}: ask for a larger quota, or delete what is not needed"
+    )]
+    NoRoom { what: &'static str, left: String, member: String, needed: String },
+    #[error("the server {name} is in the state ERROR: {fault}; `quorate replace` gives its member another one")]
+    Broken { name: String, fault: String },
+    #[error("the server {name} is {state}: {remedy}, then run this again")]
+    SetAside { name: String, state: &'static str, remedy: String },
+    #[error("the server {name} is locked: `openstack server unlock {id}`, then run this again")]
+    Locked { name: String, id: String },
+    #[error("{what} was still {state} after {seconds} s")]
+    TooSlow { what: String, state: String, seconds: u64 },
+    #[error("the volume {name} is in the state {status}; `openstack volume show {id}` may say why")]
+    VolumeBroken { name: String, id: String, status: String },
+    #[error("the spec has no member {member}")]
+    NotInSpec { member: String },
+}
+
+impl OpenstackError {
+    pub(super) fn is_absent(&self) -> bool {
+        matches!(self, OpenstackError::Refused { code: 404, .. })
+    }
+
+    pub(super) fn is_conflict(&self) -> bool {
+        matches!(self, OpenstackError::Refused { code: 409, .. })
+    }
+
+    /// Whether the request may have been carried out although there is no good answer.
+    pub(super) fn is_unsure(&self) -> bool {
+        matches!(self, OpenstackError::Unreachable { sent: true, .. } | OpenstackError::Failed { .. })
+    }
+}
+
+fn list(names: &[String]) -> String {
+    if names.is_empty() { String::from("none") } else { names.join(", ") }
+}
+
+fn shown(paths: &[PathBuf]) -> Vec<String> {
+    paths.iter().map(|path| path.display().to_string()).collect()
+}
+
+fn known(before: &str, names: &[String], after: &str) -> String {
+    if names.is_empty() { String::new() } else { format!("{before}{}{after}", names.join(", ")) }
+}
+
+fn several(what: &str) -> String {
+    format!("several {what}s")
+}

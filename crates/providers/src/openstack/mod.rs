@@ -1,0 +1,260 @@
+//! The provider `openstack`: servers with ports and volumes, over the REST APIs of a cloud.
+//!
+//! A server is created last and deleted first, because what it uses cannot be created after it or deleted before it. So everything has a
+//! mark: servers and volumes in their metadata, ports in their description, a server group in its name. What a killed controller leaves
+//! is a draft, or a port or a volume without a server, and the next controller deletes it.
+
+mod catalogue;
+mod compute;
+mod create;
+mod credentials;
+mod error;
+mod network;
+mod server;
+mod session;
+mod volumes;
+
+use std::cell::OnceCell;
+use std::path::Path;
+use std::rc::Rc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use quorate_core::model::{Build, Ledger, MachineId, MachineSeen, MemberName};
+use quorate_core::providers::openstack::OpenstackSettings;
+use quorate_core::spec::ClusterSpec;
+use serde_json::{Value, json};
+
+use crate::{Data, Machines, NewMachine, Provider, ProviderError};
+pub use error::OpenstackError;
+use network::{OwnPort, Site};
+use server::{Mark, Server, State, key};
+use session::Session;
+use volumes::Volume;
+
+/// How much of a console is shown when there is nothing else to show.
+const LAST_LINES: usize = 20;
+const POLLING: Duration = Duration::from_secs(1);
+
+pub struct Openstack {
+    settings: OpenstackSettings,
+    spec: ClusterSpec,
+    cluster_id: String,
+    patience: Duration,
+    polling: Duration,
+    session: OnceCell<Rc<Session>>,
+    /// Whether the compute service is new enough.
+    checked: tokio::sync::OnceCell<()>,
+    site: tokio::sync::OnceCell<Site>,
+    /// The server group, by id.
+    group: tokio::sync::Mutex<Option<String>>,
+}
+
+impl Openstack {
+    pub fn new(ledger: &Ledger, settings: &OpenstackSettings) -> Self {
+        Openstack {
+            settings: settings.clone(),
+            spec: ledger.spec.clone(),
+            cluster_id: ledger.cluster_id.clone(),
+            patience: Duration::from_millis(settings.boot_patience.0),
+            polling: POLLING,
+            session: OnceCell::new(),
+            checked: tokio::sync::OnceCell::new(),
+            site: tokio::sync::OnceCell::new(),
+            group: tokio::sync::Mutex::new(None),
+        }
+    }
+
+    /// Reads credentials from this file, and looks more often, and repeats failed requests sooner and less often.
+    pub fn impatient(self, clouds: &Path, attempts: u32, pause: Duration) -> Result<Self, OpenstackError> {
+        let session = Session::impatient(clouds, &self.settings, attempts, pause)?;
+        Ok(Openstack { session: OnceCell::from(Rc::new(session)), polling: pause, ..self })
+    }
+
+    fn session(&self) -> Result<&Session, OpenstackError> {
+        if self.session.get().is_none() {
+            let session = Session::of(self.settings.cloud.as_deref(), self.settings.region.as_deref())?;
+            let _ = self.session.set(session);
+        }
+        Ok(self.session.get().expect("it was set"))
+    }
+
+    async fn find(&self, machine: &MachineId) -> Result<Option<(Server, Mark)>, OpenstackError> {
+        let ours = self.ours().await?;
+        Ok(ours.into_iter().find(|(_, mark)| mark.is_of(machine) && mark.state == State::Whole))
+    }
+
+    /// Deletes a server with everything that was created for it.
+    async fn clear(&self, server: &Server, mark: &Mark, data: Data) -> Result<(), OpenstackError> {
+        let doomed = mark.data.clone().filter(|_| data == Data::Goes);
+        if mark.state == State::Whole {
+            // From now on it is nobody's machine, wherever this may be interrupted.
+            let going = json!({
+                key("state"): State::Going.name(),
+                key("data"): doomed.as_deref().unwrap_or_default(),
+            });
+            match self.set_metadata(server, &going).await {
+                Err(error) if error.is_absent() => {}
+                changed => changed?,
+            }
+        }
+        // Once the server is gone, only its own mark says that the volume goes too.
+        if let Some(volume) = doomed {
+            match self.mark_volume(&volume, State::Going).await {
+                Err(error) if error.is_absent() => {}
+                changed => changed?,
+            }
+        }
+        self.delete_server(server).await?;
+        if let Some(port) = &mark.port {
+            self.delete_port(port).await?;
+        }
+        Ok(())
+    }
+
+    /// Deletes what is half deleted, and drafts, ports and volumes that are `doomed`: made under such a fencing number, for such a machine.
+    async fn sweep(&self, doomed: impl Fn(u64, Option<&MachineId>) -> bool) -> Result<(), ProviderError> {
+        let mut kept = Vec::new();
+        for (server, mark) in self.ours().await? {
+            if mark.state == State::Going || mark.state == State::Draft && doomed(mark.fence, None) {
+                // Data that is to stay is not in such a mark.
+                self.clear(&server, &mark, Data::Goes).await?;
+            } else {
+                kept.push(mark);
+            }
+        }
+        let ports = self.ports().await?;
+        let is_used = |port: &&OwnPort| kept.iter().any(|mark| mark.port.as_ref() == Some(&port.id));
+        let (used, unused): (Vec<&OwnPort>, Vec<&OwnPort>) = ports.iter().partition(is_used);
+        let (gone, left): (Vec<_>, Vec<_>) =
+            unused.into_iter().partition(|port| doomed(port.fence, Some(&port.machine)));
+        for port in gone {
+            self.delete_port(&port.id).await?;
+        }
+        let volumes: Vec<String> = kept.iter().filter_map(|mark| mark.data.clone()).collect();
+        self.sweep_volumes(&volumes, |volume: &Volume| doomed(volume.fence(), None)).await?;
+        if kept.is_empty() && used.is_empty() && left.is_empty() && self.settings.spread.policy().is_some() {
+            self.delete_groups().await?;
+        }
+        Ok(())
+    }
+
+    fn seen(server: &Server, mark: Mark) -> (MemberName, MachineSeen) {
+        let Mark { cluster_id, member, incarnation, address, build, .. } = mark;
+        let data = build.as_ref().and_then(Build::data);
+        let (headless, outdated, address, place) = (false, false, Some(address), None);
+        let power = server.power();
+        (member, MachineSeen { cluster_id, incarnation, power, headless, outdated, address, build, data, place })
+    }
+}
+
+#[async_trait(?Send)]
+impl Provider for Openstack {
+    fn patience(&self) -> Duration {
+        self.patience
+    }
+
+    async fn machines(&self) -> Result<Machines, ProviderError> {
+        let whole = self.marked().await?.into_iter().filter(|(_, mark)| mark.state == State::Whole);
+        let found = whole.map(|(server, mark)| Self::seen(&server, mark)).collect();
+        Ok(Machines { found, ..Machines::default() })
+    }
+
+    async fn admit(&self, fence: u64) -> Result<(), ProviderError> {
+        self.sweep(|made, _| made < fence).await
+    }
+
+    async fn dismiss(&self, fence: u64) -> Result<(), ProviderError> {
+        self.sweep(|made, _| made <= fence).await
+    }
+
+    async fn create(&self, new: &NewMachine<'_>) -> Result<(), ProviderError> {
+        let mut ours = self.ours().await?;
+        let there = ours.iter().find(|(_, mark)| mark.is_of(&new.id) && mark.state == State::Whole);
+        if let Some((server, _)) = there {
+            return Ok(self.power_on(server).await?);
+        }
+        // A draft of an earlier attempt in this run.
+        while let Some(at) = ours.iter().position(|(_, mark)| mark.is_of(&new.id)) {
+            let (server, mark) = ours.swap_remove(at);
+            self.clear(&server, &mark, Data::Goes).await?;
+        }
+        for port in self.ports().await?.into_iter().filter(|port| port.machine == new.id) {
+            self.delete_port(&port.id).await?;
+        }
+        // Some versions of Nova make a host name of it, in which a dot would begin a domain.
+        let name = format!("{}-{}", self.spec.name, new.name.replace('.', "-i"));
+        self.make(&name, new, &ours).await
+    }
+
+    async fn start(&self, machine: &MachineId) -> Result<(), ProviderError> {
+        match self.find(machine).await? {
+            Some((server, _)) => Ok(self.power_on(&server).await?),
+            None => {
+                Err(ProviderError::NoSuchMachine { cluster: self.spec.name.to_string(), machine: machine.to_string() })
+            }
+        }
+    }
+
+    async fn stop(&self, machine: &MachineId) -> Result<(), ProviderError> {
+        match self.find(machine).await? {
+            Some((server, _)) => Ok(self.shut_down(&server).await?),
+            None => Ok(()),
+        }
+    }
+
+    async fn destroy(&self, machine: &MachineId, data: Data) -> Result<(), ProviderError> {
+        if let Some((server, mark)) = self.find(machine).await? {
+            if data == Data::Stays {
+                self.shut_down(&server).await?;
+            }
+            self.clear(&server, &mark, data).await?;
+        }
+        // What an interrupted attempt has left of it, and its data volume if that goes.
+        self.sweep(|_, left| left == Some(machine)).await
+    }
+
+    async fn console(&self, machine: &MachineId) -> Result<String, ProviderError> {
+        let Some((server, _)) = self.find(machine).await? else { return Ok(String::new()) };
+        let state = server.hindrance().map(|hindrance| hindrance.to_string());
+        let output = self.console_output(&server, LAST_LINES).await?;
+        let parts: Vec<String> = state.into_iter().chain(Some(output).filter(|output| !output.is_empty())).collect();
+        Ok(parts.join("\n"))
+    }
+
+    async fn forget(&self) -> Result<(), ProviderError> {
+        self.sweep(|_, _| true).await?;
+        let used: Vec<String> = self.ours().await?.into_iter().filter_map(|(_, mark)| mark.data).collect();
+        for volume in self.volumes().await?.iter().filter(|volume| !used.contains(&volume.id)) {
+            self.delete_volume(volume).await?;
+        }
+        Ok(())
+    }
+}
+
+/// A field that is text.
+fn text(value: &Value, field: &str) -> Option<String> {
+    value.get(field).and_then(Value::as_str).map(str::to_owned)
+}
+
+/// The one with this id, or the only one with this name.
+fn one_of<'a>(what: &'static str, name: &str, all: &'a [Value]) -> Result<&'a Value, OpenstackError> {
+    if let Some(found) = all.iter().find(|one| text(one, "id").as_deref() == Some(name)) {
+        return Ok(found);
+    }
+    let named: Vec<&Value> = all.iter().filter(|one| text(one, "name").as_deref() == Some(name)).collect();
+    let name = name.to_owned();
+    match &named[..] {
+        [one] => Ok(one),
+        [] => {
+            let mut names: Vec<String> = all.iter().filter_map(|one| text(one, "name")).collect();
+            names.sort();
+            names.truncate(20);
+            Err(OpenstackError::Missing { what, name, names })
+        }
+        several => {
+            let ids = several.iter().filter_map(|one| text(one, "id")).collect();
+            Err(OpenstackError::Ambiguous { what, name, ids })
+        }
+    }
+}

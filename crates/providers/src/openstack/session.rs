@@ -1,0 +1,409 @@
+//! Calls to the services of a cloud: one token for all of them, endpoints from its catalogue, and repeats where a failure may pass.
+//!
+//! A request that creates something is not repeated blindly: if its answer was lost it may have been carried out. `create` looks for
+//! what it would have created first.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::rc::{Rc, Weak};
+use std::time::Duration;
+
+use jiff::{SignedDuration, Timestamp};
+use quorate_core::Secret;
+use quorate_core::providers::openstack::OpenstackSettings;
+use quorate_core::text::{cut, with_causes};
+use reqwest::header::{CONTENT_TYPE, HeaderMap, RETRY_AFTER};
+use reqwest::{Client, Method, StatusCode};
+use serde_json::Value;
+use tokio::sync::Mutex;
+use tokio::time::sleep;
+
+use super::catalogue::{Catalogue, Service};
+use super::credentials::{Cloud, read_cas};
+use super::error::OpenstackError;
+
+const CONNECTING: Duration = Duration::from_secs(10);
+/// Nova waits for other services before it answers.
+const ANSWERING: Duration = Duration::from_secs(90);
+/// A token is replaced this long before it expires.
+const SPARE: SignedDuration = SignedDuration::from_secs(120);
+/// How much of an answer that is not understood is shown.
+const SHOWN: usize = 300;
+const TOKEN: &str = "X-Auth-Token";
+const NEW_TOKEN: &str = "X-Subject-Token";
+const VERSION: &str = "OpenStack-API-Version";
+
+/// How often and how long a failed request is repeated.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Retry {
+    pub(super) attempts: u32,
+    pub(super) first: Duration,
+    pub(super) longest: Duration,
+}
+
+/// Half a minute in all.
+const RETRY: Retry = Retry { attempts: 7, first: Duration::from_millis(500), longest: Duration::from_secs(8) };
+
+impl Retry {
+    /// The pause after this attempt, of which there were `tried`: twice as long each time, and up to half of it is left to chance, so
+    /// that clients that failed together do not return together.
+    fn pause(&self, tried: u32, told: Option<Duration>) -> Duration {
+        let doubled = self.first.saturating_mul(1 << tried.saturating_sub(1).min(16)).min(self.longest);
+        let chance = u32::from_str_radix(&quorate_pki::random_hex(1), 16).unwrap_or_default();
+        let pause = doubled.mul_f64(0.75 + f64::from(chance) / 512.0);
+        // A server that says how long is believed, within limits.
+        told.map_or(pause, |told| told.clamp(pause, self.longest.saturating_mul(4)))
+    }
+}
+
+/// A request. `doing` says in words what it is for.
+#[derive(Clone, Debug)]
+pub(super) struct Call {
+    doing: String,
+    service: Service,
+    method: Method,
+    path: String,
+    body: Option<Value>,
+    version: Option<&'static str>,
+    /// Whether it does no harm if it is carried out twice.
+    repeatable: bool,
+}
+
+impl Call {
+    pub(super) fn new(doing: impl Into<String>, service: Service, method: Method, path: impl Into<String>) -> Self {
+        let repeatable = method != Method::POST;
+        Call { doing: doing.into(), service, method, path: path.into(), body: None, version: None, repeatable }
+    }
+
+    pub(super) fn json(self, body: Value) -> Self {
+        Call { body: Some(body), ..self }
+    }
+
+    /// With a microversion.
+    pub(super) fn at(self, version: &'static str) -> Self {
+        Call { version: Some(version), ..self }
+    }
+
+    pub(super) fn repeatable(self) -> Self {
+        Call { repeatable: true, ..self }
+    }
+}
+
+struct Token {
+    value: Secret,
+    expires: Timestamp,
+    catalogue: Catalogue,
+}
+
+struct Answer {
+    status: StatusCode,
+    headers: HeaderMap,
+    body: Value,
+}
+
+pub(super) struct Session {
+    cloud: Cloud,
+    client: Client,
+    retry: Retry,
+    /// Locked while a new one is asked for, so that many calls ask once.
+    token: Mutex<Option<Rc<Token>>>,
+}
+
+/// Cloud and region, as a spec names them.
+type Named = (Option<String>, Option<String>);
+
+thread_local! {
+    /// Clusters in the same cloud share a session, and so a token.
+    static SESSIONS: RefCell<BTreeMap<Named, Weak<Session>>> = const { RefCell::new(BTreeMap::new()) };
+}
+
+impl Session {
+    /// The session for a cloud in a region, as the spec names them.
+    pub(super) fn of(cloud: Option<&str>, region: Option<&str>) -> Result<Rc<Self>, OpenstackError> {
+        let key = (cloud.map(str::to_owned), region.map(str::to_owned));
+        let open = SESSIONS.with_borrow(|all| all.get(&key).and_then(Weak::upgrade));
+        if let Some(session) = open {
+            return Ok(session);
+        }
+        let session = Rc::new(Self::new(Cloud::find(cloud, region)?, RETRY)?);
+        SESSIONS.with_borrow_mut(|all| all.insert(key, Rc::downgrade(&session)));
+        Ok(session)
+    }
+
+    /// With the credentials of this file, and other times.
+    pub(super) fn impatient(
+        clouds: &Path,
+        settings: &OpenstackSettings,
+        attempts: u32,
+        pause: Duration,
+    ) -> Result<Self, OpenstackError> {
+        let mut cloud = Cloud::of_file(clouds, settings.cloud.as_deref())?;
+        cloud.region = settings.region.clone().or(cloud.region);
+        Self::new(cloud, Retry { attempts, first: pause, longest: pause * 2 })
+    }
+
+    pub(super) fn new(cloud: Cloud, retry: Retry) -> Result<Self, OpenstackError> {
+        // Fails where one is installed already, which does as well.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let mut client = Client::builder().connect_timeout(CONNECTING).timeout(ANSWERING);
+        if let Some(path) = &cloud.ca_file {
+            client = client.tls_certs_only(read_cas(path)?);
+        }
+        let unusable =
+            |error: reqwest::Error| OpenstackError::Unsupported { cloud: cloud.name.clone(), why: with_causes(&error) };
+        let client = client.build().map_err(unusable)?;
+        Ok(Session { cloud, client, retry, token: Mutex::new(None) })
+    }
+
+    /// None if it does not exist.
+    pub(super) async fn get(
+        &self,
+        doing: &str,
+        service: Service,
+        path: &str,
+        version: Option<&'static str>,
+    ) -> Result<Option<Value>, OpenstackError> {
+        let call = Call { version, ..Call::new(doing, service, Method::GET, path) };
+        match self.send(&call).await {
+            Err(error) if error.is_absent() => Ok(None),
+            answer => answer.map(Some),
+        }
+    }
+
+    /// Everything in a list, which may come in pages. `field` has the items.
+    pub(super) async fn list(
+        &self,
+        doing: &str,
+        service: Service,
+        path: &str,
+        field: &str,
+        version: Option<&'static str>,
+    ) -> Result<Vec<Value>, OpenstackError> {
+        /// More would be an endless list.
+        const MOST_PAGES: usize = 1000;
+        let mut items: Vec<Value> = Vec::new();
+        let mut next = Some(path.to_owned());
+        for _ in 0..MOST_PAGES {
+            let Some(path) = next.take() else { break };
+            let Some(mut page) = self.get(doing, service, &path, version).await? else { break };
+            let found = page.get_mut(field).and_then(Value::as_array_mut).map(std::mem::take).unwrap_or_default();
+            if found.is_empty() {
+                break;
+            }
+            items.extend(found);
+            next = next_page(&page, field, service);
+        }
+        Ok(items)
+    }
+
+    /// Changes something.
+    pub(super) async fn change(&self, call: Call) -> Result<Value, OpenstackError> {
+        self.send(&call).await
+    }
+
+    /// Deletes something; one that does not exist is deleted.
+    pub(super) async fn delete(&self, doing: &str, service: Service, path: &str) -> Result<(), OpenstackError> {
+        match self.send(&Call::new(doing, service, Method::DELETE, path)).await {
+            Err(error) if error.is_absent() => Ok(()),
+            deleted => deleted.map(drop),
+        }
+    }
+
+    /// Creates something, once: if the answer is lost, or says that it exists, what `find` finds by its marks is the answer.
+    pub(super) async fn create(
+        &self,
+        call: Call,
+        find: impl AsyncFn() -> Result<Option<Value>, OpenstackError>,
+    ) -> Result<Value, OpenstackError> {
+        for tried in 1.. {
+            let error = match self.send(&call).await {
+                Err(error) if error.is_unsure() || (tried > 1 && error.is_conflict()) => error,
+                answer => return answer,
+            };
+            sleep(self.retry.pause(tried, None)).await;
+            if let Some(found) = find().await? {
+                return Ok(found);
+            }
+            if tried >= self.retry.attempts || !error.is_unsure() {
+                return Err(error);
+            }
+        }
+        unreachable!("the last attempt returns")
+    }
+
+    /// Repeats what may be repeated, a few times.
+    async fn send(&self, call: &Call) -> Result<Value, OpenstackError> {
+        let mut renewed = false;
+        for tried in 1.. {
+            let token = self.token().await?;
+            let (error, told) = match self.send_once(call, &token).await {
+                Ok(answer) if answer.status.is_success() => return Ok(answer.body),
+                Ok(answer) if answer.status == StatusCode::UNAUTHORIZED && !renewed => {
+                    // It may have been revoked, or the identity service may have new keys. Nothing was done.
+                    renewed = true;
+                    self.drop_token(&token).await;
+                    continue;
+                }
+                Ok(answer) => (refusal(&call.doing, &answer), retry_after(&answer.headers)),
+                Err(error) => (error, None),
+            };
+            if tried >= self.retry.attempts || !may_repeat(call, &error) {
+                return Err(error);
+            }
+            sleep(self.retry.pause(tried, told)).await;
+        }
+        unreachable!("the last attempt returns")
+    }
+
+    async fn send_once(&self, call: &Call, token: &Token) -> Result<Answer, OpenstackError> {
+        let base = token.catalogue.endpoint(&self.cloud, call.service)?;
+        let mut headers = vec![(TOKEN, token.value.expose().to_owned())];
+        headers.extend(call.version.map(|version| (VERSION, format!("{} {version}", call.service.version_name()))));
+        let url = format!("{base}{}", call.path);
+        self.exchange(&call.doing, call.method.clone(), &url, &headers, call.body.as_ref()).await
+    }
+
+    async fn exchange(
+        &self,
+        doing: &str,
+        method: Method,
+        url: &str,
+        headers: &[(&str, String)],
+        body: Option<&Value>,
+    ) -> Result<Answer, OpenstackError> {
+        let mut request = self.client.request(method, url).header("Accept", "application/json");
+        for (name, value) in headers {
+            request = request.header(*name, value);
+        }
+        if let Some(body) = body {
+            request = request.header(CONTENT_TYPE, "application/json").body(body.to_string());
+        }
+        let lost = |error: reqwest::Error| OpenstackError::Unreachable {
+            doing: doing.to_owned(),
+            url: url.split('?').next().unwrap_or_default().to_owned(),
+            sent: !error.is_connect(),
+            why: with_causes(&error.without_url()),
+        };
+        let answer = request.send().await.map_err(lost)?;
+        let (status, headers) = (answer.status(), answer.headers().clone());
+        let bytes = answer.bytes().await.map_err(lost)?;
+        let body = match serde_json::from_slice(&bytes) {
+            Ok(value) => value,
+            Err(_) if bytes.is_empty() => Value::Null,
+            Err(_) if !status.is_success() => Value::String(String::from_utf8_lossy(&bytes).into_owned()),
+            Err(error) => {
+                return Err(OpenstackError::Unreadable { doing: doing.to_owned(), why: error.to_string() });
+            }
+        };
+        Ok(Answer { status, headers, body })
+    }
+
+    async fn token(&self) -> Result<Rc<Token>, OpenstackError> {
+        let mut kept = self.token.lock().await;
+        if let Some(token) = kept.as_ref().filter(|token| token.expires > Timestamp::now() + SPARE) {
+            return Ok(token.clone());
+        }
+        let token = Rc::new(self.log_in().await?);
+        *kept = Some(token.clone());
+        Ok(token)
+    }
+
+    /// Unless somebody has replaced it already.
+    async fn drop_token(&self, used: &Rc<Token>) {
+        let mut kept = self.token.lock().await;
+        if kept.as_ref().is_some_and(|kept| Rc::ptr_eq(kept, used)) {
+            *kept = None;
+        }
+    }
+
+    async fn log_in(&self) -> Result<Token, OpenstackError> {
+        const DOING: &str = "log in";
+        let url = format!("{}/auth/tokens", self.cloud.auth_url);
+        for tried in 1.. {
+            let asked = self.exchange(DOING, Method::POST, &url, &[], Some(&self.cloud.login.request())).await;
+            let (error, told) = match asked {
+                Ok(answer) if answer.status.is_success() => return self.read_token(&answer),
+                Ok(answer) if answer.status == StatusCode::UNAUTHORIZED => {
+                    let said = said(&answer.body);
+                    return Err(OpenstackError::NotAccepted { cloud: self.cloud.name.clone(), said });
+                }
+                Ok(answer) => (refusal(DOING, &answer), retry_after(&answer.headers)),
+                Err(error) => (error, None),
+            };
+            // Another token does no harm.
+            let passes = error.is_unsure() || is_busy(&error) || matches!(error, OpenstackError::Unreachable { .. });
+            if tried >= self.retry.attempts || !passes {
+                return Err(error);
+            }
+            sleep(self.retry.pause(tried, told)).await;
+        }
+        unreachable!("the last attempt returns")
+    }
+
+    fn read_token(&self, answer: &Answer) -> Result<Token, OpenstackError> {
+        let unreadable = |why: &str| OpenstackError::Unreadable { doing: String::from("log in"), why: why.to_owned() };
+        let value = answer.headers.get(NEW_TOKEN).and_then(|value| value.to_str().ok());
+        let value = value.ok_or_else(|| unreadable("it has no token"))?;
+        let token = answer.body.get("token").unwrap_or(&Value::Null);
+        let expires = token.get("expires_at").and_then(Value::as_str).and_then(|text| text.parse().ok());
+        let expires = expires.ok_or_else(|| unreadable("it does not say when the token expires"))?;
+        Ok(Token { value: Secret::new(value), expires, catalogue: Catalogue::read(token) })
+    }
+}
+
+/// Whether another attempt may succeed and can do no harm.
+fn may_repeat(call: &Call, error: &OpenstackError) -> bool {
+    match error {
+        OpenstackError::Unreachable { sent: false, .. } => true,
+        error if is_busy(error) => true,
+        error => call.repeatable && error.is_unsure(),
+    }
+}
+
+/// Too many requests: this one was not carried out.
+fn is_busy(error: &OpenstackError) -> bool {
+    matches!(error, OpenstackError::Refused { code: 429 | 413, .. })
+}
+
+fn refusal(doing: &str, answer: &Answer) -> OpenstackError {
+    let (doing, code, said) = (doing.to_owned(), answer.status.as_u16(), said(&answer.body));
+    if answer.status.is_server_error() {
+        OpenstackError::Failed { doing, code, said }
+    } else {
+        OpenstackError::Refused { doing, code, said }
+    }
+}
+
+/// What a service says of its refusal. Each wraps it in a word of its own.
+fn said(body: &Value) -> String {
+    let message = |value: &Value| value.get("message").and_then(Value::as_str).map(str::to_owned);
+    let wrapped = || body.as_object().and_then(|body| body.values().find_map(message));
+    let text = message(body).or_else(wrapped);
+    let text = text.or_else(|| body.as_str().map(|text| text.split_whitespace().collect::<Vec<_>>().join(" ")));
+    let text = text.filter(|text| !text.is_empty()).unwrap_or_else(|| String::from("it does not say why"));
+    cut(&text, SHOWN).into_owned()
+}
+
+/// In seconds; dates are not used by OpenStack.
+fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    headers.get(RETRY_AFTER)?.to_str().ok()?.parse().ok().map(Duration::from_secs)
+}
+
+/// The path of the next page of a list: everything after the endpoint. Services link to it in different ways.
+fn next_page(page: &Value, field: &str, service: Service) -> Option<String> {
+    let links = page.get(format!("{field}_links")).and_then(Value::as_array).into_iter().flatten();
+    let mut next = links.filter(|link| link.get("rel").and_then(Value::as_str) == Some("next"));
+    let link = next.next().and_then(|link| link.get("href")).or_else(|| page.get("next"))?.as_str()?;
+    service.path_in(link)
+}
+
+/// For use in a URL.
+pub(super) fn escaped(text: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
+    text.bytes().map(|byte| if plain(byte) { (byte as char).to_string() } else { format!("%{byte:02X}") }).collect()
+}
+
+#[cfg(test)]
+#[path = "session_tests.rs"]
+mod tests;
