@@ -22,6 +22,7 @@ use crate::etcd;
 use crate::host::{self, Need};
 use crate::lab::Lab;
 use crate::static_build;
+use crate::test::build;
 use cache::Cache;
 use cloud::Cloud;
 
@@ -40,8 +41,10 @@ const IMAGE: &str = "machine.qcow2";
 
 #[derive(Clone, Default, clap::Args)]
 pub struct Options {
-    /// Run this command of a shell next to the cloud
-    #[arg(long, value_name = "COMMAND")]
+    /// Run only what has this in its name
+    filter: Option<String>,
+    /// Run this command of a shell next to the cloud, and no suite
+    #[arg(long, value_name = "COMMAND", conflicts_with = "filter")]
     run: Option<String>,
 }
 
@@ -49,13 +52,16 @@ impl Options {
     /// The same in words of the command line.
     fn words(&self) -> impl Iterator<Item = &str> {
         let run = self.run.as_deref().map(|command| ["--run", command]);
-        run.into_iter().flatten()
+        self.filter.as_deref().into_iter().chain(run.into_iter().flatten())
     }
 }
 
 pub fn run(lab: &Lab, options: &Options) -> Result<()> {
     let begun = Instant::now();
     let (cache, image) = prepare(lab)?;
+    if options.run.is_none() {
+        suites(options)?;
+    }
     eprintln!("prepared in {:.0} s", begun.elapsed().as_secs_f64());
     let words: Vec<&str> = ["lab", "openstack", "--inside"].into_iter().chain(options.words()).collect();
     super::enter(&words, |inside| {
@@ -90,13 +96,28 @@ pub fn inside(options: &Options, set_up: bool) -> Result<()> {
     let image = std::env::var_os(IMAGE_VARIABLE).context("the image of machines is not named")?;
     cloud.upload(&PathBuf::from(image))?;
     let client = cloud.client()?;
-    let outcome = match &options.run {
-        Some(command) => {
-            let mut shell = Command::new("sh");
-            shell.env(CLOUDS_VARIABLE, cloud.clouds()).env(CLIENT_VARIABLE, client);
-            return host::run(shell.args(["-c", command]));
-        }
-        None => cloud.boots().and_then(|()| cloud.nothing_is_left()),
+    let tell = |mut command: Command| {
+        command.env(CLOUDS_VARIABLE, cloud.clouds()).env(CLIENT_VARIABLE, &client);
+        command
     };
-    outcome.inspect_err(|_| cloud.show_troubles())
+    if let Some(command) = &options.run {
+        return host::run(tell(Command::new("sh")).args(["-c", command]));
+    }
+    for (arguments, suite) in suites(options)? {
+        let outcome = host::run(tell(suite).args(arguments));
+        outcome.and_then(|()| cloud.nothing_is_left()).inspect_err(|_| cloud.show_troubles())?;
+    }
+    Ok(())
+}
+
+/// The provider's conformance suite, on hosts whose guests are records, and the story of a cluster on emulated machines. With each, the
+/// arguments for its tests.
+fn suites(options: &Options) -> Result<[(Vec<String>, Command); 2]> {
+    let test = |label: &str| Ok::<Command, anyhow::Error>(build::find(label)?.command());
+    let filter = options.filter.clone().unwrap_or_else(|| String::from("openstack::"));
+    let stories = ["--ignored", "--nocapture", "--test-threads=1"].map(String::from);
+    Ok([
+        (vec![filter.clone(), String::from("--test-threads=3")], test("quorate-providers::conformance")?),
+        (stories.into_iter().chain([filter]).collect(), test("quorate::machines")?),
+    ])
 }

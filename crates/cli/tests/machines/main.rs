@@ -1,4 +1,4 @@
-//! Stories of clusters on real machines that libvirt or Incus boots, told at the command line. `cargo xtask lab NAME` brings the
+//! Stories of clusters on real machines that libvirt, Incus or OpenStack boots, told at the command line. `cargo xtask lab NAME` brings the
 //! daemon, the image and the patience for it; elsewhere they are passed over.
 
 mod cloud_init;
@@ -10,6 +10,7 @@ mod ground;
 mod incus;
 mod macvtap;
 mod one_network;
+mod openstack;
 mod reboots;
 mod seed_disk;
 mod writer;

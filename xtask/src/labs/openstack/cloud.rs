@@ -43,7 +43,6 @@ const CATALOGUE: &str = include_str!("catalogue.py");
 const CLOUD: &str = include_str!("cloud.py");
 const IMAGES: &str = include_str!("images.py");
 const LEFT: &str = include_str!("left.py");
-const BOOT: &str = include_str!("boot.py");
 const TOGETHER: &str = include_str!("together.py");
 
 const PLACE: &str = "/run/quorate-openstack";
@@ -407,13 +406,6 @@ impl Cloud {
         let images = ["record=raw=/var/lib/lab/record.raw", "machine=qcow2=/var/lib/lab/machine.qcow2"];
         self.python(IMAGES, &images.map(String::from))?;
         eprintln!("{:6.1} s  images", self.begun.elapsed().as_secs_f64());
-        Ok(())
-    }
-
-    /// Fails if a server of either kind is not created as it should be.
-    pub fn boots(&self) -> Result<()> {
-        let said = self.python(BOOT, &[])?;
-        said.lines().for_each(|line| eprintln!("{:6.1} s  {line}", self.begun.elapsed().as_secs_f64()));
         Ok(())
     }
 

@@ -1,0 +1,132 @@
+//! The story of a cluster on machines that nova boots: emulated ones, on ports of neutron, with volumes of cinder and the seed on a config
+//! drive. Whatever becomes of it, no server stays.
+
+use std::collections::BTreeSet;
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::common::{OLDEST, Run, Sandbox, eventually, lab};
+use crate::ground::{chapter, incarnation};
+
+/// The `clouds.yaml` of the lab, and a client for what quorate is not asked to do.
+const CLOUDS: &str = "QUORATE_LAB_OPENSTACK_CLOUDS";
+const CLIENT: &str = "QUORATE_LAB_OPENSTACK_CLIENT";
+const NAME: &str = "lab-nova";
+
+struct Servers {
+    sandbox: Sandbox,
+}
+
+impl Servers {
+    fn new() -> Self {
+        let clouds = std::env::var_os(CLOUDS).expect("there is no OpenStack here: run `cargo xtask lab openstack`");
+        let servers = Servers { sandbox: Sandbox::new(OLDEST) };
+        std::fs::copy(clouds, servers.sandbox.path().join("clouds.yaml")).expect("a place for clouds.yaml");
+        let members: String = (1..=3).map(|n| format!("      - {{name: etcd-{n}, address: 10.80.1.{n}}}\n")).collect();
+        let spec = format!(
+            "quorate: 1
+clusters:
+  - name: {NAME}
+    replace_after: 10s
+    provider:
+      openstack:
+        cloud: quorate
+        image: machine
+        flavor: machine
+        network: lab
+        availability_zone: real
+        security_groups: [machines]
+        data_size: 1GiB
+    members:
+{members}    etcd: {{version: {OLDEST}, heartbeat: 500ms, election: 5s}}
+"
+        );
+        servers.sandbox.file("cluster.yaml", &spec);
+        servers
+    }
+
+    fn apply(&self) -> Run {
+        self.sandbox.quorate(&["apply", "--yes", "cluster.yaml"])
+    }
+
+    fn etcdctl(&self, arguments: &[&str]) -> Run {
+        let mut command = Command::new(lab(OLDEST).join("etcdctl"));
+        // Machines that are emulated are slow.
+        let slow = ["--command-timeout=30s", "--dial-timeout=10s"];
+        command.env_clear().envs(self.sandbox.environment(NAME)).args(slow).args(arguments);
+        command.output().expect("etcdctl runs").into()
+    }
+
+    #[track_caller]
+    fn assert_healthy(&self) {
+        eventually("three healthy members", 120, || self.sandbox.status(NAME)["verdict"] == "healthy");
+        let read = self.etcdctl(&["get", "kept", "--print-value-only"]).ok().stdout;
+        assert_eq!(read.trim_end(), "as it was");
+        self.sandbox.assert_nothing_to_do("cluster.yaml");
+    }
+
+    fn incarnations(&self) -> [u64; 3] {
+        let ledger = self.sandbox.ledger(NAME);
+        ["etcd-1", "etcd-2", "etcd-3"].map(|member| incarnation(&ledger, member))
+    }
+}
+
+impl Drop for Servers {
+    fn drop(&mut self) {
+        for server in names("server") {
+            if std::thread::panicking() {
+                eprintln!("--- {server}\n{}", openstack(&["console", "log", "show", "--lines=25", &server]).stdout);
+            }
+            openstack(&["server", "delete", "--wait", &server]);
+        }
+    }
+}
+
+/// A client of the lab, as the user that quorate is.
+fn openstack(arguments: &[&str]) -> Run {
+    let client = std::env::var_os(CLIENT).expect("the lab says where its client is");
+    Command::new(client).args(arguments).output().expect("the client runs").into()
+}
+
+/// Names of all objects of a kind.
+fn names(kind: &str) -> BTreeSet<String> {
+    let listed = openstack(&[kind, "list", "--format=value", "--column=Name"]).ok().stdout;
+    listed.lines().map(str::to_owned).collect()
+}
+
+#[test]
+#[ignore = "needs OpenStack: `cargo xtask lab openstack` runs it"]
+fn nova_boots_three_machines_one_is_deleted_one_is_replaced_and_all_are_destroyed() {
+    let servers = Servers::new();
+    chapter("three servers, from apply to healthy", || servers.apply().ok());
+    servers.etcdctl(&["put", "kept", "as it was"]).ok();
+    servers.assert_healthy();
+    let server = names("server").into_iter().find(|name| name.contains("etcd-2")).expect("a server of etcd-2");
+    chapter("no secret is in what every user of the project can read", || {
+        let shown = openstack(&["--os-compute-api-version=2.72", "server", "show", "--format=json", &server]).ok();
+        let shown: Value = shown.json();
+        assert_eq!(shown["config_drive"], "True", "{shown:#}");
+        let text = shown.to_string();
+        for word in ["token", "PRIVATE KEY"] {
+            assert!(!text.contains(word), "{word} in {shown:#}");
+        }
+    });
+    let volumes = names("volume");
+    chapter("a server is deleted behind our back, then apply", || {
+        openstack(&["server", "delete", "--wait", &server]).ok();
+        servers.apply().ok();
+        servers.assert_healthy();
+        assert_eq!(servers.incarnations(), [1, 2, 1]);
+    });
+    chapter("a server is replaced", || {
+        servers.sandbox.quorate(&["replace", "--yes", NAME, "etcd-3"]).ok();
+        servers.assert_healthy();
+        assert_eq!(servers.incarnations(), [1, 2, 2]);
+    });
+    assert_eq!(names("volume").len(), volumes.len(), "the data stays with its member");
+    chapter("everything is destroyed", || {
+        servers.sandbox.quorate(&["destroy", "--yes", "--without-backup", NAME]).ok();
+        assert_eq!((names("server"), names("volume")), (BTreeSet::new(), BTreeSet::new()), "left behind");
+    });
+}
