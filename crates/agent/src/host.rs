@@ -10,11 +10,12 @@ mod node_exporter;
 
 use std::path::{Path, PathBuf};
 
+use quorate_core::kinds::openings;
 use quorate_core::model::{HostConfig, NodeConfig};
 use tokio::process::Command;
 
 use crate::agent::Agent;
-use crate::kinds;
+
 use crate::services::systemd::{run, systemctl};
 use crate::{AgentError, files};
 
@@ -48,9 +49,7 @@ impl Agent {
         host.put_chrony(config).await?;
         host.put_node_exporter(config, address).await?;
         host.put_log_forwarding(config).await?;
-        let rules = config.firewall.as_ref();
-        let rules = rules.map(|rules| firewall::render(rules, config.node_exporter, &kinds::openings(all, rules)));
-        host.put_firewall(rules).await
+        host.put_firewall(openings(all).map(|openings| firewall::render(&openings))).await
     }
 }
 

@@ -14,10 +14,10 @@ use sha2::{Digest, Sha256};
 use crate::Secret;
 use crate::kinds::etcd::JwtKeys;
 use crate::kinds::etcd::spec::TokenKind;
-use crate::kinds::{etcd, postgres};
+use crate::kinds::{self, etcd, postgres};
 use crate::model::{
     Authorities, Brought, CertificateWish, Desired, DesiredMember, Destruction, FormedWith, Ledger, MemberName,
-    MemberRecord, NodeConfig, Plane, PlaneWish, Program, Revocable, SecretKind,
+    MemberRecord, NodeConfig, Opening, Plane, PlaneWish, Program, Revocable, SecretKind,
 };
 use crate::spec::{self, Change, ClusterSpec, MemberSpec, Millis};
 
@@ -116,6 +116,16 @@ impl Configs {
             && self.listed == host::listed(ledger)
             && self.proxies == ledger.proxy_addresses(spec)
     }
+}
+
+/// What is open on the machines of a cluster, whether or not their firewall is on: for the rules of a cloud in front of them, which has one
+/// list for all. Machines of the cluster come to each other as peers and clients.
+pub fn openings(ledger: &Ledger) -> Vec<Opening> {
+    let mut spec = ledger.spec.clone();
+    spec.host.get_or_insert_default().firewall.enabled = true;
+    let configs = Configs::render(&spec, ledger, &Brought::default(), "");
+    let all = configs.members.values().filter_map(|member| kinds::openings(&member.config)).flatten();
+    all.collect::<BTreeSet<_>>().into_iter().collect()
 }
 
 /// What the operator wants and brought, apart from the ledger.

@@ -1,10 +1,7 @@
 //! The rules of nftables: a separate table, replaced as a whole in one instant. What is not named is refused, and told so, so
 //! that anyone who is kept out does not wait.
 
-use quorate_core::model::{AGENT_PORT, FirewallConfig};
-use quorate_core::spec::AddressRange;
-
-use super::node_exporter;
+use quorate_core::model::Opening;
 
 const MARK: &str = "# Written by quorate; changes are lost.\n";
 /// A table that is not there cannot be deleted: it is made first.
@@ -19,18 +16,8 @@ pub(super) fn none() -> String {
     format!("#!/usr/sbin/nft -f\n{MARK}{BEGIN}")
 }
 
-/// Ports, as nft has them, and from where they may be reached; none: from anywhere.
-pub(crate) type Opening<'a> = (String, Option<&'a [AddressRange]>);
-
-/// `kind` are the ports of what the cluster runs.
-pub(super) fn render(config: &FirewallConfig, node_exporter: bool, kind: &[Opening<'_>]) -> String {
-    let FirewallConfig { rules, scrape_from, metrics: _ } = config;
-    let machine: [Opening<'_>; 3] = [
-        (String::from("22"), rules.ssh_from.as_deref()),
-        (AGENT_PORT.to_string(), rules.controller_from.as_deref()),
-        (node_exporter::PORT.to_string(), Some(if node_exporter { scrape_from } else { &[] })),
-    ];
-    let rules: String = kind.iter().chain(&machine).flat_map(|(ports, from)| lines(ports, *from)).collect();
+pub(super) fn render(openings: &[Opening]) -> String {
+    let rules: String = openings.iter().flat_map(lines).collect();
     format!(
         "#!/usr/sbin/nft -f\n\
          {MARK}\
@@ -51,9 +38,13 @@ pub(super) fn render(config: &FirewallConfig, node_exporter: bool, kind: &[Openi
     )
 }
 
-fn lines(ports: &str, from: Option<&[AddressRange]>) -> Vec<String> {
+fn lines(opening: &Opening) -> Vec<String> {
+    let ports = match &opening.ports[..] {
+        [one] => one.to_string(),
+        several => format!("{{ {} }}", several.iter().map(u16::to_string).collect::<Vec<_>>().join(", ")),
+    };
     let accept = |from: String| format!("    {from}tcp dport {ports} accept\n");
-    let Some(ranges) = from else { return vec![accept(String::new())] };
+    let Some(ranges) = &opening.from else { return vec![accept(String::new())] };
     [("ip", true), ("ip6", false)]
         .into_iter()
         .filter_map(|(family, is_v4)| {

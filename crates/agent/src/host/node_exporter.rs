@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-pub(super) const PORT: u16 = 9100;
+use quorate_core::model::NODE_EXPORTER_PORT as PORT;
 
 /// It answers on the machine's own address alone, where the firewall says who may ask.
 pub(super) fn render(address: IpAddr) -> String {

@@ -15,7 +15,6 @@ pub mod order;
 mod orders;
 mod pages;
 mod parts;
-mod ports;
 mod probe;
 mod prober;
 mod program;
@@ -29,7 +28,6 @@ pub(crate) mod trust;
 mod wal;
 
 pub(crate) use parts::Etcd;
-pub(crate) use ports::openings;
 pub(crate) use quorate_core::kinds::etcd::SERVICE;
 use quorate_core::kinds::etcd::pki;
 pub(crate) use service::profile;

@@ -16,7 +16,6 @@ pub mod order;
 mod orders;
 mod pgbackrest;
 mod pgbouncer;
-mod ports;
 mod processes;
 mod programs;
 mod psql;
@@ -45,7 +44,6 @@ use jobs::Jobs;
 
 pub(crate) use haproxy::complaint as haproxy_complaint;
 pub(crate) use pgbouncer::SETTINGS as PGBOUNCER_SETTINGS;
-pub(crate) use ports::openings;
 pub(crate) use quorate_core::kinds::postgres::{HAPROXY, PGBOUNCER, SERVICE};
 pub(crate) use state::PostgresState;
 

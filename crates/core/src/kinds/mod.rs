@@ -9,7 +9,8 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use crate::model::{
-    Brought, Desired, DesiredMember, Destruction, Facts, Ledger, MemberName, NodeConfig, Observation, ServiceLog,
+    AGENT_PORT, Audience, Brought, Desired, DesiredMember, Destruction, Facts, Ledger, MemberName, NODE_EXPORTER_PORT,
+    NodeConfig, Observation, Opening, ServiceLog,
 };
 use crate::planner::voters::{Voters, healthy_of, quorum};
 use crate::planner::{Action, Decision, Loss, Strength, UnsafeBecause, View, safety};
@@ -57,6 +58,24 @@ impl ClusterSpec {
     pub fn machine(&self, name: &str) -> Option<Cow<'_, MemberSpec>> {
         self.machines().find(|machine| machine.name.as_str() == name)
     }
+}
+
+/// Everything that is open on a machine with this config, in the order of its firewall's rules. None: its firewall is off.
+pub fn openings(config: &NodeConfig) -> Option<Vec<Opening>> {
+    let host = config.host.as_deref()?;
+    let firewall = host.firewall.as_ref()?;
+    let kind = match config.patroni().is_some() || config.haproxy().is_some() {
+        true => postgres::ports::openings(config, firewall),
+        false => etcd::ports::openings(firewall),
+    };
+    let scrapers = if host.node_exporter { firewall.scrape_from.clone() } else { Vec::new() };
+    let machine = [
+        (Audience::Operators, 22, firewall.rules.ssh_from.clone()),
+        (Audience::Operators, AGENT_PORT, firewall.rules.controller_from.clone()),
+        (Audience::Monitoring, NODE_EXPORTER_PORT, Some(scrapers)),
+    ];
+    let machine = machine.into_iter().map(|(to, port, from)| Opening { to, ports: vec![port], from });
+    Some(kind.into_iter().chain(machine).collect())
 }
 
 /// How a kind becomes services of a machine.

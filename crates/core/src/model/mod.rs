@@ -11,6 +11,7 @@ mod issued;
 mod ledger;
 mod name;
 mod node_config;
+mod opening;
 mod program;
 mod seen;
 mod trust;
@@ -37,6 +38,7 @@ pub use node_config::{
     ADDRESS, Archive, BinarySource, ConfigFile, EtcdService, HaproxyService, NextVersion, NodeConfig, PatroniService,
     PgbouncerService, Pod, ProgramService, ROOT, Runs, ServiceConfig,
 };
+pub use opening::{Audience, Opening};
 pub use program::{FIRST_UPGRADABLE, FailedUpgrade, OLDEST_PROTOCOL, PROTOCOL, Program, ProgramSeen};
 pub use seen::{MachineSeen, Observation, PowerState, Seen};
 pub use trust::{Authorities, AuthorityRecord, Plane, TrustPlane, TrustSeen};
@@ -48,5 +50,7 @@ pub const AGENT_PORT: u16 = 2390;
 pub const HEALTH_PORT: u16 = 2391;
 /// Where etcd serves clients.
 pub const CLIENT_PORT: u16 = 2379;
+/// Where the node exporter answers.
+pub const NODE_EXPORTER_PORT: u16 = 9100;
 /// Where etcd serves its peers.
 pub const PEER_PORT: u16 = 2380;

@@ -6,16 +6,27 @@ use std::process::Command;
 use std::time::Duration;
 
 use quorate_core::kinds::etcd::spec::Metrics;
-use quorate_core::spec::Firewall;
+use quorate_core::kinds::openings;
+use quorate_core::spec::{AddressRange, Firewall};
 use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-use quorate_core::model::{CLIENT_PORT, HEALTH_PORT, PEER_PORT};
+use quorate_core::model::{
+    AGENT_PORT, CLIENT_PORT, FirewallConfig, HEALTH_PORT, HostConfig, NODE_EXPORTER_PORT, NodeConfig, PEER_PORT,
+};
 
 use super::*;
 
 fn text_of(config: &FirewallConfig, node_exporter: bool) -> String {
-    render(config, node_exporter, &crate::kinds::etcd::openings(config))
+    let host = HostConfig {
+        chrony: None,
+        node_exporter,
+        firewall: Some(config.clone()),
+        install_dependencies: false,
+        log_forwarding: None,
+    };
+    let config = NodeConfig { files: Vec::new(), services: Vec::new(), host: Some(Box::new(host)) };
+    render(&openings(&config).expect("its firewall is on"))
 }
 
 fn ranges(text: &[&str]) -> Vec<AddressRange> {
@@ -148,7 +159,7 @@ fn a_machine_answers_whom_the_rules_name_and_refuses_all_others_at_once() {
         let output = hosts.at(0, || Command::new(&nft).arg("-f").arg(&file).output().unwrap());
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     };
-    let named = [PEER_PORT, CLIENT_PORT, HEALTH_PORT, 22, AGENT_PORT, node_exporter::PORT];
+    let named = [PEER_PORT, CLIENT_PORT, HEALTH_PORT, 22, AGENT_PORT, NODE_EXPORTER_PORT];
     let unnamed = 8080;
     let ports = named.into_iter().chain([unnamed]);
     let _listening: Vec<TcpListener> =
@@ -174,10 +185,10 @@ fn a_machine_answers_whom_the_rules_name_and_refuses_all_others_at_once() {
     assert!(itself.is_ok(), "the machine reaches itself: {itself:?}");
 
     load(text_of(&config, false));
-    assert_eq!(hosts.knock(NAMED, node_exporter::PORT), Err(ErrorKind::ConnectionRefused), "no exporter, no port");
+    assert_eq!(hosts.knock(NAMED, NODE_EXPORTER_PORT), Err(ErrorKind::ConnectionRefused), "no exporter, no port");
     load(text_of(&FirewallConfig { rules: Firewall::default(), scrape_from: Vec::new(), metrics: None }, true));
     assert_eq!(hosts.knock(STRANGER, CLIENT_PORT), Ok(()), "an absent list lets all in");
-    assert_eq!(hosts.knock(STRANGER, node_exporter::PORT), Err(ErrorKind::ConnectionRefused), "but to the exporter");
+    assert_eq!(hosts.knock(STRANGER, NODE_EXPORTER_PORT), Err(ErrorKind::ConnectionRefused), "but to the exporter");
     load(none());
     assert_eq!(hosts.knock(STRANGER, unnamed), Ok(()), "without rules nobody is refused");
 }

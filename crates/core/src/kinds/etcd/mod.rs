@@ -10,6 +10,7 @@ pub mod limits;
 pub mod pki;
 pub mod planner;
 pub mod pod;
+pub(crate) mod ports;
 mod record;
 pub(crate) mod remember;
 pub mod safety;

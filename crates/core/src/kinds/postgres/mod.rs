@@ -8,6 +8,7 @@ pub mod desire;
 mod facts;
 pub mod parameters;
 pub mod planner;
+pub(crate) mod ports;
 mod record;
 pub(crate) mod remember;
 pub mod repository;

@@ -1,34 +1,37 @@
 //! From where the ports of PostgreSQL, Patroni, HAProxy and PgBouncer may be reached.
 
-use quorate_core::kinds::postgres::{BACKUP_PORT, CLIENT_PORT, REST_PORT};
-use quorate_core::model::{FirewallConfig, NodeConfig};
-
-use crate::host::firewall::Opening;
+use super::{BACKUP_PORT, CLIENT_PORT, REST_PORT};
+use crate::model::{Audience, FirewallConfig, NodeConfig, Opening};
 
 /// Members replicate from each other and ask each other's Patroni, so everyone allowed as a peer reaches both, regardless of the clients. Where
 /// there are backups, members alone reach the port of the primary's files.
-pub(crate) fn openings<'a>(config: &NodeConfig, firewall: &'a FirewallConfig) -> Vec<Opening<'a>> {
-    let (clients, peers) = (firewall.rules.clients_from.as_deref(), firewall.rules.peers_from.as_deref());
+pub(crate) fn openings(config: &NodeConfig, firewall: &FirewallConfig) -> Vec<Opening> {
+    let (clients, peers) = (&firewall.rules.clients_from, &firewall.rules.peers_from);
     let proxy = config.haproxy().map(|haproxy| [haproxy.primary_port, haproxy.replica_port]);
     let pooler = config.pgbouncer().map(|pgbouncer| pgbouncer.port);
-    let ports = |ports: &[u16]| format!("{{ {} }}", ports.iter().map(u16::to_string).collect::<Vec<_>>().join(", "));
     let members: &[u16] = if config.patroni().is_some() { &[CLIENT_PORT, REST_PORT] } else { &[] };
     let all: Vec<u16> = members.iter().copied().chain(proxy.into_iter().flatten()).chain(pooler).collect();
-    let between = clients.and(peers).filter(|_| !members.is_empty()).map(|peers| (ports(members), Some(peers)));
+    let to_peers = |ports: &[u16]| Opening { to: Audience::Peers, ports: ports.to_vec(), from: peers.clone() };
+    let between = (clients.is_some() && peers.is_some() && !members.is_empty()).then(|| to_peers(members));
     let has_backups = config.patroni().is_some_and(|patroni| patroni.backup.is_some());
-    let backup = has_backups.then(|| (ports(&[BACKUP_PORT]), peers));
-    std::iter::once((ports(&all), clients)).chain(between).chain(backup).collect()
+    let backup = has_backups.then(|| to_peers(&[BACKUP_PORT]));
+    let to_clients = Opening { to: Audience::Clients, ports: all, from: clients.clone() };
+    std::iter::once(to_clients).chain(between).chain(backup).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
 
-    use quorate_core::Secret;
-    use quorate_core::model::{HaproxyService, PatroniService, Runs, ServiceConfig};
-    use quorate_core::spec::Firewall;
+    use crate::Secret;
+    use crate::model::{HaproxyService, PatroniService, Runs, ServiceConfig};
+    use crate::spec::{AddressRange, Firewall};
 
     use super::*;
+
+    fn to(to: Audience, ports: &[u16], from: &Option<Vec<AddressRange>>) -> Opening {
+        Opening { to, ports: ports.to_vec(), from: from.clone() }
+    }
 
     /// A member, or a machine with nothing but HAProxy.
     fn config(is_member: bool) -> NodeConfig {
@@ -68,14 +71,14 @@ mod tests {
             FirewallConfig { rules, scrape_from: Vec::new(), metrics: None }
         };
         let open = firewall(None, ranges("10.0.0.0/24"));
-        assert_eq!(openings(&config(true), &open), [(String::from("{ 5432, 8008, 5000, 5001 }"), None)]);
+        assert_eq!(openings(&config(true), &open), [to(Audience::Clients, &[5432, 8008, 5000, 5001], &None)]);
         let closed = firewall(ranges("10.9.0.0/16"), ranges("10.0.0.0/24"));
         let expected = [
-            (String::from("{ 5432, 8008, 5000, 5001 }"), closed.rules.clients_from.as_deref()),
-            (String::from("{ 5432, 8008 }"), closed.rules.peers_from.as_deref()),
+            to(Audience::Clients, &[5432, 8008, 5000, 5001], &closed.rules.clients_from),
+            to(Audience::Peers, &[5432, 8008], &closed.rules.peers_from),
         ];
         assert_eq!(openings(&config(true), &closed), expected);
-        let of_proxy = [(String::from("{ 5000, 5001 }"), closed.rules.clients_from.as_deref())];
+        let of_proxy = [to(Audience::Clients, &[5000, 5001], &closed.rules.clients_from)];
         assert_eq!(openings(&config(false), &closed), of_proxy);
     }
 
@@ -98,9 +101,9 @@ mod tests {
         let peers_from = Some(vec!["10.0.0.0/24".parse().unwrap()]);
         let rules = Firewall { peers_from, ..Firewall::default() };
         let firewall = FirewallConfig { rules, scrape_from: Vec::new(), metrics: None };
-        let clients = (String::from("{ 5432, 8008 }"), None);
+        let clients = to(Audience::Clients, &[5432, 8008], &None);
         assert_eq!(openings(&patroni(None), &firewall), std::slice::from_ref(&clients));
-        let members = (String::from("{ 8432 }"), firewall.rules.peers_from.as_deref());
+        let members = to(Audience::Peers, &[8432], &firewall.rules.peers_from);
         assert_eq!(openings(&patroni(Some("[global]")), &firewall), [clients, members]);
     }
 }

@@ -1,0 +1,24 @@
+//! Ports that machines have open. The machine's firewall is rendered from this list, and so are the rules of a cloud in front of it.
+
+use crate::spec::AddressRange;
+
+/// Ports, and who may reach them.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Opening {
+    pub to: Audience,
+    pub ports: Vec<u16>,
+    /// None: from anywhere.
+    pub from: Option<Vec<AddressRange>>,
+}
+
+/// Whom a port is for.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Audience {
+    /// Other machines of the cluster.
+    Peers,
+    Clients,
+    /// ssh, and the controller.
+    Operators,
+    /// What collects metrics.
+    Monitoring,
+}
