@@ -36,7 +36,6 @@ clusters:
         flavor: machine
         network: lab
         availability_zone: real
-        security_groups: [machines]
         data_size: 1GiB
     members:
 {members}    etcd: {{version: {OLDEST}, heartbeat: 500ms, election: 5s}}
@@ -128,5 +127,6 @@ fn nova_boots_three_machines_one_is_deleted_one_is_replaced_and_all_are_destroye
     chapter("everything is destroyed", || {
         servers.sandbox.quorate(&["destroy", "--yes", "--without-backup", NAME]).ok();
         assert_eq!((names("server"), names("volume")), (BTreeSet::new(), BTreeSet::new()), "left behind");
+        assert!(!names("security group").iter().any(|name| name.contains(NAME)), "left behind");
     });
 }

@@ -56,6 +56,13 @@ impl Build {
         self
     }
 
+    /// The same, of a machine that was found with this part changed.
+    pub fn with(&self, part: &str, found: &str) -> Self {
+        let mut parts = self.0.clone();
+        parts.insert(part.to_owned(), found.to_owned());
+        Build(parts)
+    }
+
     /// What a machine has, and what it should have instead. Nothing where it is as it should be.
     pub fn difference(&self, wanted: &Build) -> Option<String> {
         let names: BTreeSet<&String> = self.0.keys().chain(wanted.0.keys()).collect();

@@ -62,7 +62,7 @@ impl Service {
 #[derive(Clone, Debug)]
 pub(super) struct Catalogue {
     services: Vec<Value>,
-    project: String,
+    pub(super) project: String,
 }
 
 impl Catalogue {

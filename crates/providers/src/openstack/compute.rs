@@ -82,35 +82,64 @@ impl Openstack {
 
     pub(super) async fn power_on(&self, server: &Server) -> Result<(), OpenstackError> {
         let Some(now) = self.wait(server, STARTING, |now| !now.is_busy()).await? else { return Err(gone(server)) };
-        if let Some(hindrance) = now.hindrance() {
-            return Err(hindrance);
+        match now.return_with() {
+            None if now.power() == PowerState::On => Ok(()),
+            None => Err(now.hindrance().unwrap_or_else(|| OpenstackError::TooSlow {
+                what: format!("the server {}", now.name),
+                state: now.state(),
+                seconds: 0,
+            })),
+            Some((doing, action)) => self.bring_back(&now, doing, action).await,
         }
-        if now.power() == PowerState::On {
-            return Ok(());
-        }
-        match self.action(&now, "start", json!({ "os-start": null })).await {
+    }
+
+    async fn bring_back(&self, now: &Server, doing: &str, action: Value) -> Result<(), OpenstackError> {
+        match self.action(now, doing, action).await {
             // Somebody else may have been first.
-            Err(error) if error.is_conflict() => match self.look_at(server).await? {
+            Err(error) if error.is_conflict() => match self.look_at(now).await? {
                 Some(now) if matches!(now.power(), PowerState::On | PowerState::Starting) => {}
                 _ => return Err(error),
             },
             started => started?,
         }
-        let is_on = |now: &Server| !now.is_busy() && (now.power() == PowerState::On || now.status == "ERROR");
-        match self.wait(server, STARTING, is_on).await? {
-            Some(now) if now.status == "ERROR" => {
-                Err(OpenstackError::Broken { name: now.name.clone(), fault: now.fault() })
-            }
+        let is_on = |now: &Server| {
+            let is_back = now.power() == PowerState::On && now.status != "VERIFY_RESIZE";
+            // It was off when it was set aside.
+            !now.is_busy() && (is_back || now.status == "SHUTOFF")
+        };
+        match self.wait(now, STARTING, is_on).await? {
+            Some(now) if now.is_down() => Err(OpenstackError::Broken { name: now.name.clone(), fault: now.fault() }),
+            Some(back) if back.status == "SHUTOFF" && now.status != "SHUTOFF" => Box::pin(self.power_on(&back)).await,
             Some(_) => Ok(()),
-            None => Err(gone(server)),
+            None => Err(gone(now)),
+        }
+    }
+
+    /// Confirms resizes, and reboots what is broken. A server that stays broken is left to the planner, which replaces it.
+    pub(super) async fn mend(&self, server: &Server) -> Result<(), OpenstackError> {
+        if server.is_busy() || !(server.status == "VERIFY_RESIZE" || server.is_down()) {
+            return Ok(());
+        }
+        match self.power_on(server).await {
+            Err(
+                OpenstackError::Broken { .. }
+                | OpenstackError::Refused { .. }
+                | OpenstackError::Failed { .. }
+                | OpenstackError::TooSlow { .. },
+            ) => Ok(()),
+            mended => mended,
         }
     }
 
     /// Shuts a server down; OpenStack switches it off after a while if it does not.
     pub(super) async fn shut_down(&self, server: &Server) -> Result<(), OpenstackError> {
         let Some(now) = self.wait(server, STOPPING, |now| !now.is_busy()).await? else { return Ok(()) };
-        if now.power() == PowerState::Off {
+        if (now.power() == PowerState::Off && !now.is_frozen()) || now.is_down() {
             return Ok(());
+        }
+        // Memory that is kept would go on later.
+        if let Some((doing, action)) = now.return_with().filter(|_| now.is_frozen()) {
+            self.bring_back(&now, doing, action).await?;
         }
         match self.action(&now, "stop", json!({ "os-stop": null })).await {
             Err(error) if error.is_absent() => return Ok(()),
@@ -184,7 +213,8 @@ impl Openstack {
         let found = one_of("flavor", name, &all)?;
         let number = |field: &str| found.get(field).and_then(Value::as_u64).unwrap_or_default();
         let id = found.get("id").and_then(Value::as_str).unwrap_or_default().to_owned();
-        Ok(Flavor { id, cores: number("vcpus"), memory: number("ram") })
+        let name = found.get("name").and_then(Value::as_str).unwrap_or_default().to_owned();
+        Ok(Flavor { id, name, cores: number("vcpus"), memory: number("ram") })
     }
 
     pub(super) async fn check_key_pair(&self, name: &str) -> Result<(), OpenstackError> {
@@ -278,6 +308,7 @@ impl Openstack {
 #[derive(Clone, Debug)]
 pub(super) struct Flavor {
     pub(super) id: String,
+    pub(super) name: String,
     cores: u64,
     /// In MiB.
     memory: u64,

@@ -110,7 +110,7 @@ impl Openstack {
         Ok(text(image, "id").unwrap_or_default())
     }
 
-    fn mark(&self, new: &NewMachine<'_>, member: &MemberSpec, port: &Port) -> Mark {
+    fn mark(&self, new: &NewMachine<'_>, member: &MemberSpec, flavor: &Flavor, port: &Port) -> Mark {
         Mark {
             cluster: self.spec.name.to_string(),
             cluster_id: self.cluster_id.clone(),
@@ -122,6 +122,7 @@ impl Openstack {
             port: Some(port.id.clone()).filter(|_| port.is_ours),
             data: None,
             build: self.settings.build(member),
+            flavor: Some(flavor.name.clone()),
         }
     }
 
@@ -136,7 +137,7 @@ impl Openstack {
         let used: Vec<String> = ours.iter().filter_map(|(_, mark)| mark.data.clone()).collect();
         let prepared = self.prepare(new, member, &used).await?;
         let port = self.port(new, member).await?;
-        let mut mark = self.mark(new, member, &port);
+        let mut mark = self.mark(new, member, &prepared.flavor, &port);
         let data = match &prepared.data {
             DataDisk::None => None,
             DataDisk::Kept(id) => Some(id.clone()),

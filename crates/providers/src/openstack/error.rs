@@ -55,6 +55,17 @@ pub enum OpenstackError {
          yours, let somebody make the ports and name them in `members[].openstack.port`, or leave out `address`"
     )]
     NotOwner { network: String, address: IpAddr, said: String },
+    #[error(
+        "the network {network} has no port security ({said}): say `security_groups: []` and leave out `allowed_addresses`, because \
+         nothing would enforce them"
+    )]
+    NoPortSecurity { network: String, said: String },
+    #[error(
+        "ports of other machines have the security groups {}: take them off (`openstack port unset --security-group`), then run \
+         this again",
+        list(groups)
+    )]
+    GroupsInUse { groups: Vec<String> },
     #[error("the port {port} is in use by the server {by}")]
     PortInUse { port: String, by: String },
     #[error(
@@ -82,6 +93,11 @@ impl OpenstackError {
 
     pub(super) fn is_conflict(&self) -> bool {
         matches!(self, OpenstackError::Refused { code: 409, .. })
+    }
+
+    /// Neutron answers a full quota like any other conflict.
+    pub(super) fn is_quota(&self) -> bool {
+        matches!(self, OpenstackError::Refused { said, .. } if said.to_lowercase().contains("quota"))
     }
 
     /// Whether the request may have been carried out although there is no good answer.

@@ -9,6 +9,7 @@ mod compute;
 mod create;
 mod credentials;
 mod error;
+mod groups;
 mod network;
 mod server;
 mod session;
@@ -20,7 +21,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use quorate_core::model::{Build, Ledger, MachineId, MachineSeen, MemberName};
+use quorate_core::desire;
+use quorate_core::model::{Build, Ledger, MachineId, MachineSeen, MemberName, Opening};
 use quorate_core::providers::openstack::OpenstackSettings;
 use quorate_core::spec::ClusterSpec;
 use serde_json::{Value, json};
@@ -48,6 +50,10 @@ pub struct Openstack {
     site: tokio::sync::OnceCell<Site>,
     /// The server group, by id.
     group: tokio::sync::Mutex<Option<String>>,
+    /// What machines have open; empty where security groups are the operator's.
+    openings: Vec<Opening>,
+    /// The security group of members that quorate makes, by id, once it has its rules.
+    member_group: tokio::sync::Mutex<Option<String>>,
 }
 
 impl Openstack {
@@ -62,6 +68,8 @@ impl Openstack {
             checked: tokio::sync::OnceCell::new(),
             site: tokio::sync::OnceCell::new(),
             group: tokio::sync::Mutex::new(None),
+            openings: if settings.security_groups.is_none() { desire::openings(ledger) } else { Vec::new() },
+            member_group: tokio::sync::Mutex::new(None),
         }
     }
 
@@ -113,7 +121,11 @@ impl Openstack {
     }
 
     /// Deletes what is half deleted, and drafts, ports and volumes that are `doomed`: made under such a fencing number, for such a machine.
-    async fn sweep(&self, doomed: impl Fn(u64, Option<&MachineId>) -> bool) -> Result<(), ProviderError> {
+    /// Returns the ports that stay; none: nothing that needs a group is left.
+    async fn sweep(
+        &self,
+        doomed: impl Fn(u64, Option<&MachineId>) -> bool,
+    ) -> Result<Option<Vec<OwnPort>>, ProviderError> {
         let mut kept = Vec::new();
         for (server, mark) in self.ours().await? {
             if mark.state == State::Going || mark.state == State::Draft && doomed(mark.fence, None) {
@@ -133,16 +145,22 @@ impl Openstack {
         }
         let volumes: Vec<String> = kept.iter().filter_map(|mark| mark.data.clone()).collect();
         self.sweep_volumes(&volumes, |volume: &Volume| doomed(volume.fence(), None)).await?;
-        if kept.is_empty() && used.is_empty() && left.is_empty() && self.settings.spread.policy().is_some() {
+        if !kept.is_empty() || !used.is_empty() || !left.is_empty() {
+            return Ok(Some(used.into_iter().chain(left).cloned().collect()));
+        }
+        if self.settings.spread.policy().is_some() {
             self.delete_groups().await?;
         }
-        Ok(())
+        // Those that the operator's machines have stay until the cluster is forgotten.
+        self.drop_groups(&[]).await?;
+        Ok(None)
     }
 
     fn seen(server: &Server, mark: Mark) -> (MemberName, MachineSeen) {
-        let Mark { cluster_id, member, incarnation, address, build, .. } = mark;
-        let data = build.as_ref().and_then(Build::data);
-        let (headless, outdated, address, place) = (false, false, Some(address), None);
+        let data = mark.build.as_ref().and_then(Build::data);
+        let build = server.build(&mark);
+        let Mark { cluster_id, member, incarnation, address, .. } = mark;
+        let (headless, outdated, address, place) = (server.is_frozen(), false, Some(address), None);
         let power = server.power();
         (member, MachineSeen { cluster_id, incarnation, power, headless, outdated, address, build, data, place })
     }
@@ -161,11 +179,17 @@ impl Provider for Openstack {
     }
 
     async fn admit(&self, fence: u64) -> Result<(), ProviderError> {
-        self.sweep(|made, _| made < fence).await
+        for (server, _) in self.ours().await?.iter().filter(|(_, mark)| mark.state == State::Whole) {
+            self.mend(server).await?;
+        }
+        if let Some(ports) = self.sweep(|made, _| made < fence).await? {
+            self.keep_groups(&ports).await?;
+        }
+        Ok(())
     }
 
     async fn dismiss(&self, fence: u64) -> Result<(), ProviderError> {
-        self.sweep(|made, _| made <= fence).await
+        self.sweep(|made, _| made <= fence).await.map(drop)
     }
 
     async fn create(&self, new: &NewMachine<'_>) -> Result<(), ProviderError> {
@@ -211,7 +235,7 @@ impl Provider for Openstack {
             self.clear(&server, &mark, data).await?;
         }
         // What an interrupted attempt has left of it, and its data volume if that goes.
-        self.sweep(|_, left| left == Some(machine)).await
+        self.sweep(|_, left| left == Some(machine)).await.map(drop)
     }
 
     async fn console(&self, machine: &MachineId) -> Result<String, ProviderError> {
@@ -228,7 +252,10 @@ impl Provider for Openstack {
         for volume in self.volumes().await?.iter().filter(|volume| !used.contains(&volume.id)) {
             self.delete_volume(volume).await?;
         }
-        Ok(())
+        match self.drop_groups(&[]).await? {
+            used if used.is_empty() => Ok(()),
+            groups => Err(OpenstackError::GroupsInUse { groups }.into()),
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! The network of machines: a port for each, made before its server, and the subnet that its address is in.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use quorate_agent::api::boot;
@@ -20,8 +21,8 @@ use crate::{NewMachine, ProviderError};
 pub(super) struct Site {
     network: String,
     subnets: Vec<Subnet>,
-    /// By id.
-    security_groups: Vec<String>,
+    /// Those of the operator, by id.
+    pub(super) security_groups: Vec<String>,
 }
 
 #[derive(Clone, Debug)]
@@ -64,6 +65,10 @@ pub(super) struct OwnPort {
     pub(super) name: String,
     pub(super) machine: MachineId,
     pub(super) fence: u64,
+    /// Its security groups, by id.
+    pub(super) groups: Vec<String>,
+    /// What else it may send from.
+    pub(super) pairs: BTreeSet<AddressRange>,
 }
 
 impl Openstack {
@@ -84,14 +89,21 @@ impl Openstack {
             Some(name) => Subnet::read(one_of("subnet", name, &subnets)?).into_iter().collect(),
             None => subnets.iter().filter_map(Subnet::read).collect(),
         };
+        let security_groups = self.given_groups().await?;
+        Ok(Site { network, subnets, security_groups })
+    }
+
+    /// The operator's security groups, by id.
+    async fn given_groups(&self) -> Result<Vec<String>, OpenstackError> {
+        let given = self.settings.security_groups.as_deref().unwrap_or_default();
+        if given.is_empty() {
+            return Ok(Vec::new());
+        }
         let path = "/security-groups?fields=id&fields=name";
-        let groups = session.list("list security groups", Network, path, "security_groups", None).await?;
-        let ids = self
-            .settings
-            .security_groups
-            .iter()
-            .map(|name| one_of("security group", name, &groups).map(|group| text(group, "id").unwrap_or_default()));
-        Ok(Site { network, subnets, security_groups: ids.collect::<Result<_, _>>()? })
+        let groups = self.session()?.list("list security groups", Network, path, "security_groups", None).await?;
+        let id =
+            |name: &String| one_of("security group", name, &groups).map(|group| text(group, "id").unwrap_or_default());
+        given.iter().map(id).collect()
     }
 
     /// The subnet of an address; without one, the only one there is, or the only one of IPv4.
@@ -138,7 +150,7 @@ impl Openstack {
     }
 
     /// The mark of the cluster's ports, by which they are listed.
-    fn port_mark(&self) -> String {
+    pub(super) fn port_mark(&self) -> String {
         format!("quorate {}", self.cluster_id)
     }
 
@@ -148,19 +160,33 @@ impl Openstack {
 
     /// Ports that were made for this cluster, in one list.
     pub(super) async fn ports(&self) -> Result<Vec<OwnPort>, OpenstackError> {
-        let path =
-            format!("/ports?fields=id&fields=name&fields=description&description={}", escaped(&self.port_mark()));
-        let all = self.session()?.list("list ports", Network, &path, "ports", None).await?;
+        let session = self.session()?;
+        let project = session.project().await?;
+        let mark = escaped(&self.port_mark());
+        let path = format!("/ports?project_id={}&description={mark}", escaped(&project));
+        let all = session.list("list ports", Network, &path, "ports", None).await?;
         let beginning = format!("{}-", self.spec.name);
         let read = |port: &Value| {
             let name = text(port, "name")?;
             let mut parts = name.strip_prefix(&beginning)?.rsplitn(3, '.');
             let (fence, incarnation) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
             let machine = MachineId::new(&parts.next()?.into(), incarnation);
-            Some(OwnPort { id: text(port, "id")?, name, machine, fence })
+            let groups = port.get("security_groups").and_then(Value::as_array).into_iter().flatten();
+            let pairs = port.get("allowed_address_pairs").and_then(Value::as_array).into_iter().flatten();
+            Some(OwnPort {
+                id: text(port, "id")?,
+                name,
+                machine,
+                fence,
+                groups: groups.filter_map(Value::as_str).map(str::to_owned).collect(),
+                pairs: pairs.filter_map(|pair| text(pair, "ip_address")?.parse().ok()).collect(),
+            })
         };
-        // A service that does not know the filter would list ports of others.
-        let is_marked = |port: &&Value| text(port, "description").as_deref() == Some(&self.port_mark());
+        // The owner of a network sees ports of other projects on it, which may have any description.
+        let is_marked = |port: &&Value| {
+            text(port, "description").as_deref() == Some(&self.port_mark())
+                && text(port, "project_id").is_none_or(|of| of == project)
+        };
         Ok(all.iter().filter(is_marked).filter_map(read).collect())
     }
 
@@ -209,16 +235,15 @@ impl Openstack {
             fixed["ip_address"] = json!(address);
         }
         let name = self.port_name(&new.id, new.fence);
-        let pairs = self.settings.allowed_addresses.iter().map(|range| json!({ "ip_address": range.to_string() }));
         let mut port = json!({
             "name": name,
             "description": self.port_mark(),
             "network_id": site.network,
             "fixed_ips": [fixed],
-            "security_groups": site.security_groups,
+            "security_groups": self.groups_of_ports().await?,
         });
         if !self.settings.allowed_addresses.is_empty() {
-            port["allowed_address_pairs"] = pairs.collect();
+            port["allowed_address_pairs"] = self.address_pairs();
         }
         let find = async || {
             let found = self.ports().await?.into_iter().find(|port| port.name == name);
@@ -236,9 +261,16 @@ impl Openstack {
                 let network = self.settings.network.clone();
                 return Err(OpenstackError::NotOwner { network, address, said }.into());
             }
+            (Err(OpenstackError::Refused { said, .. }), _) if said.to_lowercase().contains("port security") => {
+                return Err(OpenstackError::NoPortSecurity { network: self.settings.network.clone(), said }.into());
+            }
             (made, _) => made?,
         };
         Ok(self.read_port(site, made.get("port").unwrap_or(&Value::Null), true)?)
+    }
+
+    pub(super) fn address_pairs(&self) -> Value {
+        self.settings.allowed_addresses.iter().map(|range| json!({ "ip_address": range.to_string() })).collect()
     }
 
     /// Who has this address.

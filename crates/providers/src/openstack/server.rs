@@ -28,6 +28,8 @@ pub(super) struct Mark {
     pub(super) data: Option<String>,
     /// What it was created from.
     pub(super) build: Option<Build>,
+    /// The name of its flavor; the build has what the spec calls it.
+    pub(super) flavor: Option<String>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -77,6 +79,7 @@ impl Mark {
             ("state", self.state.name()),
             ("port", self.port.as_deref().unwrap_or_default()),
             ("data", self.data.as_deref().unwrap_or_default()),
+            ("flavor", self.flavor.as_deref().unwrap_or_default()),
         ];
         let parts = parts.into_iter().map(|(part, value)| (key(part), json!(value)));
         let build = serde_json::to_value(&self.build).ok();
@@ -101,6 +104,7 @@ impl Mark {
             state: State::read(part("state")?)?,
             port: some("port"),
             data: some("data"),
+            flavor: some("flavor"),
             build: serde_json::from_value(Value::Object(build)).ok().filter(|build| *build != Build::default()),
         })
     }
@@ -120,6 +124,8 @@ pub(super) struct Server {
     /// As the hypervisor has it: 1 is running.
     runs: Option<u64>,
     fault: Option<String>,
+    /// The flavor that it has, by name.
+    flavor: Option<String>,
     pub(super) mark: Option<Mark>,
 }
 
@@ -133,22 +139,50 @@ impl Server {
             task: text("OS-EXT-STS:task_state"),
             runs: value.get("OS-EXT-STS:power_state").and_then(Value::as_u64),
             fault: value.pointer("/fault/message").and_then(Value::as_str).map(str::to_owned),
+            flavor: value.pointer("/flavor/original_name").and_then(Value::as_str).map(str::to_owned),
             mark: value.get("metadata").and_then(Mark::read),
         })
     }
 
-    /// A server that keeps its memory may go on where it was, without quorate, so it is not off.
+    /// One that is broken counts as on: nobody knows what still runs. If its agent does not answer, it is replaced like any dead machine.
     pub(super) fn power(&self) -> PowerState {
         match (self.status.as_str(), self.task.as_deref()) {
             (_, Some("deleting" | "soft-deleting")) => PowerState::Stopping,
             ("ACTIVE", Some("powering-off")) => PowerState::Stopping,
             ("ACTIVE" | "REBOOT" | "HARD_REBOOT" | "PASSWORD" | "MIGRATING" | "VERIFY_RESIZE", _) => PowerState::On,
             ("SHUTOFF", Some("powering-on")) | ("BUILD" | "REBUILD", _) => PowerState::Starting,
-            ("SHUTOFF" | "SHELVED" | "SHELVED_OFFLOADED" | "SOFT_DELETED", _) => PowerState::Off,
-            ("ERROR", _) if self.runs == Some(1) => PowerState::On,
-            ("ERROR", _) => PowerState::Off,
+            ("SHUTOFF" | "SHELVED" | "SHELVED_OFFLOADED" | "PAUSED" | "SUSPENDED" | "SOFT_DELETED", _) => {
+                PowerState::Off
+            }
+            ("ERROR", _) => PowerState::On,
             _ => PowerState::Unknown,
         }
+    }
+
+    /// Whether it keeps its memory: anybody may let it go on where it was, without quorate.
+    pub(super) fn is_frozen(&self) -> bool {
+        matches!(self.status.as_str(), "PAUSED" | "SUSPENDED")
+    }
+
+    /// Whether it is broken and does not run.
+    pub(super) fn is_down(&self) -> bool {
+        self.status == "ERROR" && self.runs != Some(1)
+    }
+
+    /// What brings it back from where somebody has put it. Data is where it was: a resize is never reverted, because the disk of before
+    /// has forgotten what was written since.
+    pub(super) fn return_with(&self) -> Option<(&'static str, Value)> {
+        let (doing, action) = match self.status.as_str() {
+            "SHUTOFF" => ("start", "os-start"),
+            "PAUSED" => ("unpause", "unpause"),
+            "SUSPENDED" => ("resume", "resume"),
+            "SHELVED" | "SHELVED_OFFLOADED" => ("unshelve", "unshelve"),
+            "VERIFY_RESIZE" => ("confirm the resize of", "confirmResize"),
+            "SOFT_DELETED" => ("restore", "restore"),
+            "ERROR" if self.is_down() => return Some(("reboot", json!({ "reboot": { "type": "HARD" } }))),
+            _ => return None,
+        };
+        Some((doing, json!({ action: null })))
     }
 
     pub(super) fn is_busy(&self) -> bool {
@@ -167,7 +201,7 @@ impl Server {
         self.fault.clone().unwrap_or_else(|| String::from("OpenStack does not say why"))
     }
 
-    /// Why it cannot be switched on as it is.
+    /// Why it does not run as it should, and what quorate leaves to people.
     pub(super) fn hindrance(&self) -> Option<OpenstackError> {
         let (name, id) = (self.name.clone(), &self.id);
         let aside = |state, command: &str| {
@@ -176,13 +210,17 @@ impl Server {
         };
         match self.status.as_str() {
             "ERROR" => Some(OpenstackError::Broken { name, fault: self.fault() }),
-            "PAUSED" => aside("paused", "unpause"),
-            "SUSPENDED" => aside("suspended", "resume"),
-            "SHELVED" | "SHELVED_OFFLOADED" => aside("shelved", "unshelve"),
             "RESCUE" => aside("in rescue mode", "unrescue"),
-            "VERIFY_RESIZE" => aside("resized, and nobody has confirmed it", "resize confirm"),
-            "SOFT_DELETED" => aside("deleted, and not yet reclaimed", "restore"),
             _ => None,
+        }
+    }
+
+    /// What it was created from, with the flavor that somebody has given it since.
+    pub(super) fn build(&self, mark: &Mark) -> Option<Build> {
+        let resized = self.flavor.as_ref().zip(mark.flavor.as_ref()).filter(|(now, then)| now != then);
+        match resized {
+            Some((now, _)) => mark.build.as_ref().map(|build| build.with("flavor", now)),
+            None => mark.build.clone(),
         }
     }
 
@@ -217,6 +255,7 @@ mod tests {
             state: State::Whole,
             port: Some(String::from("p")),
             data: None,
+            flavor: Some(String::from("m1.small")),
             build: Some(Build::new([
                 ("image", Some(String::from("debian"))),
                 ("data volume", Some(String::from("1GiB"))),
@@ -253,25 +292,62 @@ mod tests {
         assert_eq!(power("ACTIVE", Some("powering-off"), 1), PowerState::Stopping);
         assert_eq!(power("ACTIVE", Some("deleting"), 1), PowerState::Stopping);
         assert_eq!(power("SHELVED", None, 4), PowerState::Off);
-        assert_eq!(power("ERROR", None, 0), PowerState::Off);
-        assert_eq!(power("ERROR", None, 1), PowerState::On, "a failed resize leaves it running");
-        for status in ["PAUSED", "SUSPENDED", "RESCUE", "RESIZE", "UNKNOWN"] {
+        assert_eq!(power("PAUSED", None, 3), PowerState::Off);
+        assert_eq!(power("SUSPENDED", None, 4), PowerState::Off);
+        for runs in [0, 1] {
+            assert_eq!(power("ERROR", None, runs), PowerState::On, "what it does is not known");
+        }
+        for status in ["RESCUE", "RESIZE", "UNKNOWN"] {
             assert_eq!(power(status, None, 0), PowerState::Unknown, "{status}");
         }
     }
 
     #[test]
-    fn a_server_that_was_set_aside_says_how_to_get_it_back() {
-        let said = |status: &str| {
-            let value = json!({ "id": "s1", "name": "demo-a", "status": status, "fault": { "message": "no host" } });
-            Server::read(&value).unwrap().hindrance().map(|error| error.to_string())
+    fn every_state_has_an_answer() {
+        let server = |status: &str, runs: u64| {
+            let fault = json!({ "message": "no host" });
+            let value = json!({
+                "id": "s1", "name": "demo-a", "status": status, "fault": fault, "OS-EXT-STS:power_state": runs,
+            });
+            Server::read(&value).unwrap()
         };
+        let answers = [
+            ("SHUTOFF", "start"),
+            ("PAUSED", "unpause"),
+            ("SUSPENDED", "resume"),
+            ("SHELVED", "unshelve"),
+            ("SHELVED_OFFLOADED", "unshelve"),
+            ("VERIFY_RESIZE", "confirm the resize of"),
+            ("SOFT_DELETED", "restore"),
+            ("ERROR", "reboot"),
+        ];
+        for (status, doing) in answers {
+            assert_eq!(server(status, 4).return_with().map(|(doing, _)| doing), Some(doing), "{status}");
+        }
+        for status in ["ACTIVE", "RESCUE", "MIGRATING", "BUILD"] {
+            assert_eq!(server(status, 1).return_with(), None, "{status}");
+        }
+        assert_eq!(server("ERROR", 1).return_with(), None, "what runs is left alone");
+        let frozen = ["PAUSED", "SUSPENDED", "SHELVED", "SHUTOFF"].map(|status| server(status, 4).is_frozen());
+        assert_eq!(frozen, [true, true, false, false]);
+        let said = |status: &str| server(status, 0).hindrance().map(|error| error.to_string());
         assert_eq!(
-            said("PAUSED").as_deref(),
-            Some("the server demo-a is paused: `openstack server unpause s1`, then run this again")
+            said("RESCUE").as_deref(),
+            Some("the server demo-a is in rescue mode: `openstack server unrescue s1`, then run this again")
         );
         assert!(said("ERROR").unwrap().contains("no host"));
-        assert!(said("SHELVED_OFFLOADED").unwrap().contains("unshelve"));
         assert_eq!(said("SHUTOFF"), None);
+    }
+
+    #[test]
+    fn a_resized_server_is_not_what_it_was_created_from() {
+        let server = |flavor: &str| {
+            let value = json!({ "id": "s1", "flavor": { "original_name": flavor }, "metadata": mark().metadata() });
+            Server::read(&value).unwrap()
+        };
+        assert_eq!(server("m1.small").build(&mark()), mark().build);
+        assert_ne!(server("m1.large").build(&mark()), mark().build);
+        let unknown = Mark { flavor: None, ..mark() };
+        assert_eq!(server("m1.large").build(&unknown), mark().build, "an older mark does not say");
     }
 }

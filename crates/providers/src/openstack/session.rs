@@ -156,6 +156,11 @@ impl Session {
         Ok(Session { cloud, client, retry, token: Mutex::new(None) })
     }
 
+    /// The project that the credentials are for, by id.
+    pub(super) async fn project(&self) -> Result<String, OpenstackError> {
+        Ok(self.token().await?.catalogue.project.clone())
+    }
+
     /// None if it does not exist.
     pub(super) async fn get(
         &self,

@@ -3,6 +3,8 @@
 
 mod cloud;
 mod faults;
+mod groups;
+mod states;
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
@@ -12,6 +14,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use libtest_mimic::Trial;
 use quorate_core::kinds::etcd::spec::ClientAuth;
 use quorate_core::kinds::etcd::versions;
 use quorate_core::model::{Ledger, MachineId, MemberName};
@@ -22,7 +25,6 @@ use serde_json::json;
 
 use crate::suite::Ground;
 use cloud::{Api, Proxy};
-pub use faults::trials;
 
 /// The `clouds.yaml` of the lab; without it there is no such ground.
 const CLOUDS: &str = "QUORATE_LAB_OPENSTACK_CLOUDS";
@@ -36,6 +38,10 @@ const PAUSE: Duration = Duration::from_millis(200);
 const ATTEMPTS: u32 = 5;
 
 static GROUNDS: AtomicU8 = AtomicU8::new(1);
+
+pub fn trials() -> Vec<Trial> {
+    faults::trials().into_iter().chain(groups::trials()).chain(states::trials()).collect()
+}
 
 pub fn is_there() -> bool {
     std::env::var_os(CLOUDS).is_some()
@@ -68,8 +74,8 @@ impl Place {
 
     fn settings(&self) -> OpenstackSettings {
         let settings = json!({
-            "cloud": CLOUD, "image": RECORD, "flavor": RECORD, "network": NETWORK, "security_groups": ["default"],
-            "availability_zone": ZONE, "data_size": "1GiB", "boot_patience": "2m",
+            "cloud": CLOUD, "image": RECORD, "flavor": RECORD, "network": NETWORK, "availability_zone": ZONE,
+            "data_size": "1GiB", "boot_patience": "2m",
         });
         serde_json::from_value(settings).expect("settings")
     }

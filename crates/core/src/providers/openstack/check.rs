@@ -1,7 +1,7 @@
 //! Checks of servers that OpenStack makes: names, addresses and sizes. What only the cloud knows, such as whether an image exists, is
 //! found when servers are made.
 
-use super::{MemberSpec, OpenstackSettings, section};
+use super::{Access, MemberSpec, OpenstackSettings, section};
 use crate::spec::check::{Cluster, Findings};
 use crate::spec::{Millis, Size};
 
@@ -31,6 +31,13 @@ pub(super) fn check(settings: &OpenstackSettings, cluster: &Cluster, found: &mut
         );
     }
     sizes(settings.root_size, settings.data_size, &at, found);
+    if settings.access == Access::Groups && settings.security_groups.is_some() {
+        found.error(
+            at("access"),
+            "`access` is about security groups that quorate makes, and `security_groups` names yours",
+            "leave out one of them",
+        );
+    }
     if let Some(admin) = &settings.admin {
         admin.check(&at("admin"), found);
     }
@@ -61,7 +68,7 @@ fn names(settings: &OpenstackSettings, at: &impl Fn(&str) -> String, found: &mut
         ("availability_zone", settings.availability_zone.as_ref()),
         ("volume_type", settings.volume_type.as_ref()),
     ];
-    let groups = settings.security_groups.iter().enumerate();
+    let groups = settings.security_groups.iter().flatten().enumerate();
     let groups = groups.map(|(n, name)| (format!("security_groups[{n}]"), Some(name)));
     for (field, name) in named.into_iter().map(|(field, name)| (field.to_owned(), name)).chain(groups) {
         if let Some(name) = name.filter(|name| !is_name(name)) {

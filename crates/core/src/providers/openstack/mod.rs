@@ -55,8 +55,13 @@ pub struct OpenstackSettings {
     /// Whether members share a host.
     #[serde(default)]
     pub spread: Spread,
-    /// Security groups of each port, by name or id; empty on a network without port security. quorate does not change them.
-    pub security_groups: Vec<String>,
+    /// Security groups of yours for each port, by name or id; empty on a network without port security. quorate does not change
+    /// them. When absent, quorate makes a group from the settings of the firewall.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub security_groups: Option<Vec<String>>,
+    /// Whom the security groups that quorate makes let in.
+    #[serde(default)]
+    pub access: Access,
     /// Further addresses that servers may send from, such as one that moves between them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub allowed_addresses: Vec<AddressRange>,
@@ -110,6 +115,17 @@ impl fmt::Display for Spread {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.policy().unwrap_or("none"))
     }
+}
+
+/// Whom the security groups that quorate makes let in.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Access {
+    /// Those whom `host.firewall` lets in.
+    #[default]
+    Firewall,
+    /// Of these, only machines in two more groups that quorate makes: one for clients, and one for ssh and quorate itself.
+    Groups,
 }
 
 /// The server of one member.

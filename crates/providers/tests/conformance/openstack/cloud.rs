@@ -23,21 +23,27 @@ const SERVICES: [(&str, &str); 4] =
 pub struct Api {
     client: reqwest::Client,
     token: String,
-    project: String,
+    pub project: String,
     /// Without the version, by name.
     endpoints: BTreeMap<&'static str, String>,
 }
 
-fn settings() -> Value {
+fn settings(cloud: &str) -> Value {
     let text = std::fs::read_to_string(super::clouds()).expect("clouds.yaml");
-    read_plain_yaml(&text).expect("YAML")["clouds"][super::CLOUD].clone()
+    read_plain_yaml(&text).expect("YAML")["clouds"][cloud].clone()
 }
 
 impl Api {
+    /// As quorate's user.
     pub async fn new() -> Self {
+        Self::of(super::CLOUD).await
+    }
+
+    /// As this user of the lab.
+    pub async fn of(cloud: &str) -> Self {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let client = reqwest::Client::new();
-        let auth = settings()["auth"].clone();
+        let auth = settings(cloud)["auth"].clone();
         let domain = json!({ "name": auth["user_domain_name"] });
         let user = json!({ "name": auth["username"], "password": auth["password"], "domain": domain });
         let body = json!({ "auth": {
@@ -71,7 +77,7 @@ impl Api {
         format!("{}/{version}{path}", self.endpoints[service])
     }
 
-    async fn call(&self, method: Method, service: &str, path: &str, body: Option<Value>) -> Value {
+    pub async fn call(&self, method: Method, service: &str, path: &str, body: Option<Value>) -> Value {
         let mut request = self.client.request(method, self.url(service, path)).header("X-Auth-Token", &self.token);
         // Others refuse it.
         if service == "compute" {
@@ -92,7 +98,7 @@ impl Api {
         self.call(Method::POST, service, path, Some(body)).await
     }
 
-    async fn items(&self, service: &str, path: &str, field: &str) -> Vec<Value> {
+    pub async fn items(&self, service: &str, path: &str, field: &str) -> Vec<Value> {
         self.get(service, path).await[field].as_array().cloned().unwrap_or_else(|| panic!("no {field}"))
     }
 
@@ -136,9 +142,14 @@ impl Api {
 
     /// Removes what a test has left.
     pub async fn clear(&self, cluster: &str) {
-        for (service, path, field) in
-            [("compute", "/servers", "servers"), ("network", "/ports", "ports"), ("volume", "/volumes", "volumes")]
-        {
+        let lists = [
+            ("compute", "/servers", "servers"),
+            ("network", "/floatingips", "floatingips"),
+            ("network", "/ports", "ports"),
+            ("network", "/security-groups", "security_groups"),
+            ("volume", "/volumes", "volumes"),
+        ];
+        for (service, path, field) in lists {
             for item in self.items(service, path, field).await {
                 if item["name"].as_str().is_some_and(|name| name.starts_with(cluster)) {
                     let id = item["id"].as_str().expect("an id");
@@ -191,7 +202,7 @@ impl Proxy {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address");
         let endpoints: Arc<BTreeMap<&'static str, String>> = Arc::new(Api::new().await.endpoints);
-        let mut settings = settings();
+        let mut settings = settings(super::CLOUD);
         for (_, name) in SERVICES {
             settings[format!("{name}_endpoint_override")] = json!(format!("http://{address}/{name}"));
         }

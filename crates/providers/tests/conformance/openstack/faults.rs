@@ -63,8 +63,8 @@ async fn every_call_fails_once(fault: Fault) {
     provider.create(&new).await.expect("a machine");
     let there = place.inventory().await;
     let count = |kind: &str| there.iter().filter(|item| item.starts_with(kind)).count();
-    let counts = ["servers", "ports", "volumes", "server_groups"].map(count);
-    assert_eq!(counts, [1, 1, 1, 1], "{there:?}");
+    let counts = ["servers ", "ports ", "volumes ", "server_groups ", "security_groups "].map(count);
+    assert_eq!(counts, [1; 5], "{there:?}");
     provider.stop(&id).await.expect("stopped");
     provider.start(&id).await.expect("started");
     let seen = provider.machines().await.expect("a look").found;
@@ -80,7 +80,11 @@ async fn every_call_fails_once(fault: Fault) {
 async fn a_refusal_leaves_nothing() {
     let place = Rc::new(Place::new());
     let before = place.inventory().await;
-    for (fence, refused) in ["/ports", "/volumes", "/os-server-groups", "/servers"].into_iter().enumerate() {
+    for (fence, refused) in
+        ["/security-groups", "/security-group-rules", "/ports", "/volumes", "/os-server-groups", "/servers"]
+            .into_iter()
+            .enumerate()
+    {
         let fence = fence as u64 + 1;
         let proxy = Proxy::new(move |method, path| {
             (*method == Method::POST && path.ends_with(refused)).then_some(Fault::Status(409))
@@ -90,7 +94,7 @@ async fn a_refusal_leaves_nothing() {
         let new = enrolment.machine("etcd-1", id, place.pinned("etcd-1"), Data::Goes, fence);
         provider.admit(fence).await.expect("admitted");
         let said = provider.create(&new).await.expect_err("it was refused").to_string();
-        assert!(said.contains("refused to create") && said.contains("spoiled by the lab"), "{said}");
+        assert!(said.contains("refused to ") && said.contains("spoiled by the lab"), "{said}");
         provider.dismiss(fence).await.expect("dismissed");
         assert_eq!(place.inventory().await, before, "{refused}");
     }

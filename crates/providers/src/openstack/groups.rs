@@ -1,0 +1,448 @@
+//! Security groups that quorate makes: what they let in is the list that the machines' own firewall is rendered from. Their description is
+//! their mark. They have exactly these rules: one that somebody deleted is made again, and one that somebody added is deleted.
+
+use std::collections::BTreeSet;
+
+use quorate_core::model::{Audience, Opening};
+use quorate_core::providers::openstack::Access;
+use quorate_core::spec::AddressRange;
+use reqwest::Method;
+use serde_json::{Value, json};
+use tokio::time::sleep;
+
+use super::catalogue::Service::Network;
+use super::error::OpenstackError;
+use super::network::OwnPort;
+use super::session::{Call, escaped};
+use super::{Openstack, text};
+
+/// How often rules are compared again after an answer was lost, or somebody else was first.
+const ATTEMPTS: usize = 4;
+/// What neutron calls the two families of addresses.
+const FAMILIES: [&str; 2] = ["IPv4", "IPv6"];
+
+/// Whose ports have the group.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) enum Role {
+    /// The machines of the cluster.
+    Member,
+    /// Machines of the operator, from which clients come.
+    Client,
+    /// Machines of the operator, from which people and quorate itself come.
+    Bastion,
+}
+
+impl Role {
+    const ALL: [Role; 3] = [Role::Member, Role::Client, Role::Bastion];
+
+    fn name(self) -> &'static str {
+        match self {
+            Role::Member => "member",
+            Role::Client => "client",
+            Role::Bastion => "bastion",
+        }
+    }
+}
+
+/// What a group lets through, as neutron describes it.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+struct Rule {
+    direction: String,
+    family: String,
+    protocol: Option<String>,
+    ports: Option<(u64, u64)>,
+    /// A range of addresses.
+    range: Option<String>,
+    /// A group, by id.
+    group: Option<String>,
+}
+
+impl Rule {
+    fn egress(family: &str) -> Self {
+        Rule {
+            direction: String::from("egress"),
+            family: family.to_owned(),
+            protocol: None,
+            ports: None,
+            range: None,
+            group: None,
+        }
+    }
+
+    fn ingress(family: &str, protocol: &str) -> Self {
+        let (direction, protocol) = (String::from("ingress"), Some(protocol.to_owned()));
+        Rule { direction, protocol, ..Self::egress(family) }
+    }
+
+    fn read(value: &Value) -> Self {
+        let port = |field: &str| value.get(field).and_then(Value::as_u64);
+        let is_narrow = |range: &String| range.parse::<AddressRange>().map_or(true, |range| range.prefix > 0);
+        Rule {
+            direction: text(value, "direction").unwrap_or_default(),
+            family: text(value, "ethertype").unwrap_or_default(),
+            protocol: text(value, "protocol"),
+            ports: port("port_range_min").zip(port("port_range_max")),
+            range: text(value, "remote_ip_prefix").filter(is_narrow),
+            group: text(value, "remote_group_id"),
+        }
+    }
+
+    fn describe(&self, group: &str) -> Value {
+        let mut rule = json!({
+            "security_group_id": group, "direction": self.direction, "ethertype": self.family,
+            "description": "quorate",
+        });
+        let mut set = |field: &str, value: Option<Value>| {
+            if let Some(value) = value {
+                rule[field] = value;
+            }
+        };
+        set("protocol", self.protocol.as_ref().map(|protocol| json!(protocol)));
+        set("port_range_min", self.ports.map(|(first, _)| json!(first)));
+        set("port_range_max", self.ports.map(|(_, last)| json!(last)));
+        set("remote_ip_prefix", self.range.as_ref().map(|range| json!(range)));
+        set("remote_group_id", self.group.as_ref().map(|group| json!(group)));
+        rule
+    }
+}
+
+/// A group of this cluster, as it is found by its mark.
+#[derive(Clone, Debug)]
+struct Group {
+    id: String,
+    name: String,
+    role: Role,
+    made: String,
+    /// With their ids. Two may be the same.
+    rules: Vec<(String, Rule)>,
+}
+
+/// By id, the groups of a cluster.
+#[derive(Clone, Copy)]
+struct Ids<'a> {
+    member: &'a str,
+    /// Where access is by group.
+    others: Option<(&'a str, &'a str)>,
+}
+
+/// What the group of members lets through.
+fn member_rules(openings: &[Opening], ids: Ids<'_>) -> BTreeSet<Rule> {
+    let mut rules: BTreeSet<Rule> = FAMILIES.into_iter().map(Rule::egress).collect();
+    let from_group = |rule: Rule, group: &str| Rule { group: Some(group.to_owned()), ..rule };
+    for (family, protocol) in [("IPv4", "icmp"), ("IPv6", "ipv6-icmp")] {
+        let rule = Rule::ingress(family, protocol);
+        match ids.others {
+            None => drop(rules.insert(rule)),
+            Some((client, bastion)) => {
+                rules.extend([ids.member, client, bastion].map(|group| from_group(rule.clone(), group)));
+            }
+        }
+    }
+    for opening in openings {
+        let by_group = ids.others.and_then(|(client, bastion)| match opening.to {
+            Audience::Clients => Some(client),
+            Audience::Operators => Some(bastion),
+            Audience::Peers | Audience::Monitoring => None,
+        });
+        for port in &opening.ports {
+            let port = u64::from(*port);
+            let of = |family: &str| Rule { ports: Some((port, port)), ..Rule::ingress(family, "tcp") };
+            // They are peers and clients of each other, and knock at each other's agents.
+            let for_members = opening.to != Audience::Monitoring && port != SSH;
+            let is_open = by_group.is_none() && is_anywhere(opening);
+            if for_members && !is_open {
+                rules.extend(FAMILIES.map(|family| from_group(of(family), ids.member)));
+            }
+            match (by_group, &opening.from) {
+                (Some(group), _) => rules.extend(FAMILIES.map(|family| from_group(of(family), group))),
+                // The other members, which the group is.
+                (None, None) if opening.to == Audience::Peers => {}
+                (None, None) => rules.extend(FAMILIES.map(of)),
+                (None, Some(ranges)) => rules.extend(ranges.iter().map(|range| {
+                    let family = if range.address.is_ipv4() { FAMILIES[0] } else { FAMILIES[1] };
+                    Rule { range: Some(range.to_string()).filter(|_| range.prefix > 0), ..of(family) }
+                })),
+            }
+        }
+    }
+    rules
+}
+
+const SSH: u64 = 22;
+
+fn is_anywhere(opening: &Opening) -> bool {
+    opening.from.is_none() && opening.to != Audience::Peers
+}
+
+/// The groups of clients and bastions are names of where these come from. They themselves let nobody in.
+fn other_rules() -> BTreeSet<Rule> {
+    FAMILIES.into_iter().map(Rule::egress).collect()
+}
+
+impl Openstack {
+    fn wanted_roles(&self) -> &'static [Role] {
+        match (&self.settings.security_groups, self.settings.access) {
+            (Some(_), _) => &[],
+            (None, Access::Firewall) => &Role::ALL[..1],
+            (None, Access::Groups) => &Role::ALL,
+        }
+    }
+
+    fn group_mark_of(&self, role: Role) -> String {
+        format!("{} {}", self.port_mark(), role.name())
+    }
+
+    fn group_name_of(&self, role: Role) -> String {
+        let namespace = self.spec.namespace.as_ref().map(|namespace| format!("-{namespace}")).unwrap_or_default();
+        format!("{}-{}{namespace}", self.spec.name, role.name())
+    }
+
+    /// Groups that were made for this cluster, in one list, the oldest first.
+    async fn own_groups(&self) -> Result<Vec<Group>, OpenstackError> {
+        let session = self.session()?;
+        let project = session.project().await?;
+        let marks = Role::ALL.map(|role| format!("description={}", escaped(&self.group_mark_of(role))));
+        let path = format!("/security-groups?project_id={}&{}", escaped(&project), marks.join("&"));
+        let all = session.list("list security groups", Network, &path, "security_groups", None).await?;
+        let read = |value: &Value| {
+            let description = text(value, "description")?;
+            let role = Role::ALL.into_iter().find(|role| self.group_mark_of(*role) == description)?;
+            let rules = value.get("security_group_rules").and_then(Value::as_array).into_iter().flatten();
+            Some(Group {
+                id: text(value, "id")?,
+                name: text(value, "name").unwrap_or_default(),
+                role,
+                made: text(value, "created_at").unwrap_or_default(),
+                rules: rules.filter_map(|rule| Some((text(rule, "id")?, Rule::read(rule)))).collect(),
+            })
+        };
+        // A group of another project may be shared with this one, and have any description.
+        let is_ours = |value: &&Value| text(value, "project_id").is_none_or(|of| of == project);
+        let mut groups: Vec<Group> = all.iter().filter(is_ours).filter_map(read).collect();
+        groups.sort_by(|a, b| (a.role, &a.made, &a.id).cmp(&(b.role, &b.made, &b.id)));
+        Ok(groups)
+    }
+
+    /// The groups of ports, by id: the operator's, or those that quorate makes. Machines that are made together share them.
+    pub(super) async fn groups_of_ports(&self) -> Result<Vec<String>, OpenstackError> {
+        if self.settings.security_groups.is_some() {
+            return Ok(self.site().await?.security_groups.clone());
+        }
+        let mut known = self.member_group.lock().await;
+        if known.is_none() {
+            *known = Some(self.put_groups().await?);
+        }
+        Ok(known.clone().into_iter().collect())
+    }
+
+    /// Puts right what somebody changed: rules of the groups, and which groups ports have.
+    pub(super) async fn keep_groups(&self, ports: &[OwnPort]) -> Result<(), OpenstackError> {
+        *self.member_group.lock().await = None;
+        let wanted = self.groups_of_ports().await?;
+        let pairs: BTreeSet<AddressRange> = self.settings.allowed_addresses.iter().copied().collect();
+        for port in ports {
+            let mut change = json!({});
+            if port.groups.iter().collect::<BTreeSet<_>>() != wanted.iter().collect() {
+                change["security_groups"] = json!(wanted);
+            }
+            if port.pairs != pairs {
+                change["allowed_address_pairs"] = self.address_pairs();
+            }
+            if change != json!({}) {
+                let path = format!("/ports/{}", port.id);
+                let call = Call::new(format!("change the port {}", port.name), Network, Method::PUT, path);
+                match self.session()?.change(call.json(json!({ "port": change }))).await {
+                    // Its machine is being removed.
+                    Err(error) if error.is_absent() => {}
+                    changed => drop(changed?),
+                }
+            }
+        }
+        self.drop_groups(self.wanted_roles()).await.map(drop)
+    }
+
+    /// Makes the groups that are missing, and gives all of them their rules. Returns the one of members, by id.
+    async fn put_groups(&self) -> Result<String, OpenstackError> {
+        let mut there = self.own_groups().await?;
+        for role in self.wanted_roles() {
+            if !there.iter().any(|group| group.role == *role) {
+                self.make_group(*role).await?;
+                there = self.own_groups().await?;
+            }
+        }
+        for attempt in 1.. {
+            let id = |role: Role| there.iter().find(|group| group.role == role).map(|group| group.id.as_str());
+            let others =
+                id(Role::Client).zip(id(Role::Bastion)).filter(|_| self.wanted_roles().contains(&Role::Client));
+            let lost = || OpenstackError::Missing {
+                what: "security group",
+                name: self.group_name_of(Role::Member),
+                names: Vec::new(),
+            };
+            let ids = Ids { member: id(Role::Member).ok_or_else(lost)?, others };
+            let mut unsure = None;
+            for role in self.wanted_roles() {
+                let group = there.iter().find(|group| group.role == *role).ok_or_else(lost)?;
+                let wanted = match role {
+                    Role::Member => member_rules(&self.openings, ids),
+                    Role::Client | Role::Bastion => other_rules(),
+                };
+                unsure = unsure.or(self.put_rules(group, &wanted).await?);
+            }
+            match unsure {
+                None => return Ok(ids.member.to_owned()),
+                Some(error) if attempt >= ATTEMPTS => return Err(error),
+                Some(_) => sleep(self.polling).await,
+            }
+            there = self.own_groups().await?;
+        }
+        unreachable!("the last attempt returns")
+    }
+
+    async fn make_group(&self, role: Role) -> Result<(), OpenstackError> {
+        let name = self.group_name_of(role);
+        let group = json!({ "security_group": { "name": name, "description": self.group_mark_of(role) } });
+        let find = async || {
+            let there = self.own_groups().await?;
+            Ok(there.into_iter().find(|group| group.role == role).map(|group| json!({ "id": group.id })))
+        };
+        let call = Call::new(format!("create the security group {name}"), Network, Method::POST, "/security-groups");
+        self.session()?.create(call.json(group), find).await.map(drop)
+    }
+
+    /// Returns why it is not known whether the group has its rules now. What is missing comes first, so that nobody is shut out in
+    /// between.
+    async fn put_rules(
+        &self,
+        group: &Group,
+        wanted: &BTreeSet<Rule>,
+    ) -> Result<Option<OpenstackError>, OpenstackError> {
+        let mut there: BTreeSet<&Rule> = BTreeSet::new();
+        let (kept, surplus): (Vec<_>, Vec<_>) =
+            group.rules.iter().partition(|(_, rule)| wanted.contains(rule) && there.insert(rule));
+        let missing: Vec<Value> = wanted
+            .iter()
+            .filter(|rule| !kept.iter().any(|(_, there)| there == *rule))
+            .map(|rule| rule.describe(&group.id))
+            .collect();
+        if !missing.is_empty() {
+            let doing = format!("add rules to the security group {}", group.name);
+            let call = Call::new(doing, Network, Method::POST, "/security-group-rules");
+            match self.session()?.change(call.json(json!({ "security_group_rules": missing }))).await {
+                // Looked at again: they may be there, or somebody else made some of them.
+                Err(error) if error.is_unsure() || (error.is_conflict() && !error.is_quota()) => {
+                    return Ok(Some(error));
+                }
+                made => drop(made?),
+            }
+        }
+        for (id, _) in surplus {
+            let doing = format!("delete a rule of the security group {}", group.name);
+            self.session()?.delete(&doing, Network, &format!("/security-group-rules/{id}")).await?;
+        }
+        Ok(None)
+    }
+
+    /// Deletes groups of the cluster, but for one of each of these roles. Returns those that others use, by name: they stay.
+    pub(super) async fn drop_groups(&self, but: &[Role]) -> Result<Vec<String>, OpenstackError> {
+        let mut known = if but.is_empty() { Some(self.member_group.lock().await) } else { None };
+        let mut used = Vec::new();
+        let mut seen: BTreeSet<Role> = BTreeSet::new();
+        for group in self.own_groups().await? {
+            if seen.insert(group.role) && but.contains(&group.role) {
+                continue;
+            }
+            let doing = format!("delete the security group {}", group.name);
+            match self.session()?.delete(&doing, Network, &format!("/security-groups/{}", group.id)).await {
+                Err(error) if error.is_conflict() => used.push(group.name),
+                deleted => deleted?,
+            }
+        }
+        if let Some(known) = &mut known {
+            **known = None;
+        }
+        Ok(used)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn opening(to: Audience, ports: &[u16], from: Option<&[&str]>) -> Opening {
+        let from = from.map(|ranges| ranges.iter().map(|range| range.parse().unwrap()).collect());
+        Opening { to, ports: ports.to_vec(), from }
+    }
+
+    fn shown(openings: &[Opening], ids: Ids<'_>) -> Vec<String> {
+        let tcp = member_rules(openings, ids).into_iter().filter(|rule| rule.protocol.as_deref() == Some("tcp"));
+        tcp.map(|rule| {
+            let from = rule.range.or(rule.group).unwrap_or_else(|| String::from("anywhere"));
+            format!("{} {} {from}", rule.family, rule.ports.unwrap().0)
+        })
+        .collect()
+    }
+
+    const OPEN: Ids<'_> = Ids { member: "m", others: None };
+    const CLOSED: Ids<'_> = Ids { member: "m", others: Some(("c", "b")) };
+
+    #[test]
+    fn ranges_of_the_firewall_become_rules() {
+        let openings = [
+            opening(Audience::Peers, &[2380], Some(&["10.0.0.11"])),
+            opening(Audience::Clients, &[2379], Some(&["10.0.0.0/8", "fd00::/8"])),
+            opening(Audience::Operators, &[22], Some(&[])),
+            opening(Audience::Operators, &[2390], None),
+            opening(Audience::Monitoring, &[9100], Some(&["0.0.0.0/0"])),
+        ];
+        let expected = [
+            "IPv4 2379 m",
+            "IPv4 2379 10.0.0.0/8",
+            "IPv4 2380 m",
+            "IPv4 2380 10.0.0.11/32",
+            "IPv4 2390 anywhere",
+            "IPv4 9100 anywhere",
+            "IPv6 2379 m",
+            "IPv6 2379 fd00::/8",
+            "IPv6 2380 m",
+            "IPv6 2390 anywhere",
+        ];
+        assert_eq!(shown(&openings, OPEN), expected);
+    }
+
+    #[test]
+    fn without_ranges_peers_are_the_members() {
+        let peers = [opening(Audience::Peers, &[2380], None)];
+        assert_eq!(shown(&peers, OPEN), ["IPv4 2380 m", "IPv6 2380 m"]);
+    }
+
+    #[test]
+    fn by_group_nobody_else_comes_in() {
+        let openings = [
+            opening(Audience::Clients, &[2379], None),
+            opening(Audience::Operators, &[22], None),
+            opening(Audience::Operators, &[2390], Some(&["10.0.0.0/8"])),
+            opening(Audience::Monitoring, &[9100], Some(&["10.9.0.0/16"])),
+        ];
+        let mut rules = shown(&openings, CLOSED);
+        rules.retain(|rule| rule.starts_with("IPv4"));
+        let expected =
+            ["IPv4 22 b", "IPv4 2379 c", "IPv4 2379 m", "IPv4 2390 b", "IPv4 2390 m", "IPv4 9100 10.9.0.0/16"];
+        assert_eq!(rules, expected);
+        assert!(
+            !member_rules(&openings, CLOSED)
+                .iter()
+                .any(|rule| { rule.direction == "ingress" && rule.group.is_none() && rule.range.is_none() })
+        );
+    }
+
+    #[test]
+    fn a_rule_is_read_as_it_was_written() {
+        for rule in member_rules(&[opening(Audience::Clients, &[2379], Some(&["10.0.0.0/8"]))], CLOSED) {
+            assert_eq!(Rule::read(&rule.describe("m")), rule);
+        }
+        let anywhere =
+            json!({ "direction": "ingress", "ethertype": "IPv4", "protocol": "tcp", "remote_ip_prefix": "0.0.0.0/0" });
+        assert_eq!(Rule::read(&anywhere), Rule::ingress("IPv4", "tcp"));
+    }
+}

@@ -1,0 +1,184 @@
+//! Servers that somebody paused, shelved, resized or broke behind quorate's back: each comes back, with its data.
+
+use std::time::Duration;
+
+use hyper::Method;
+use libtest_mimic::Trial;
+use quorate_core::model::{MachineId, MachineSeen, PowerState};
+use quorate_core::providers::Settings;
+use quorate_core::spec::MemberSpec;
+use quorate_providers::{Data, Openstack, Provider};
+use serde_json::{Value, json};
+
+use super::cloud::{Fault, Proxy};
+use super::{Api, Place};
+use crate::suite::{Enrolment, Ground, runtime};
+
+const LARGER: &str = "record-2";
+
+pub fn trials() -> Vec<Trial> {
+    let set_aside = Trial::test("openstack::a_server_that_was_set_aside_is_brought_back", || {
+        runtime().block_on(set_aside());
+        Ok(())
+    });
+    let broken = Trial::test("openstack::a_broken_server_is_rebooted_or_left_to_repair", || {
+        runtime().block_on(broken());
+        Ok(())
+    });
+    let resized = Trial::test("openstack::a_resize_is_confirmed_and_seen", || {
+        runtime().block_on(resized());
+        Ok(())
+    });
+    vec![set_aside, broken, resized]
+}
+
+struct Stage {
+    place: Place,
+    provider: Openstack,
+    api: Api,
+    machine: MachineId,
+    server: String,
+}
+
+impl Stage {
+    async fn new() -> Self {
+        Self::with(Proxy::new(|_, _| None)).await
+    }
+
+    async fn with(proxy: Proxy) -> Self {
+        let place = Place::new();
+        let provider = place.through(proxy).await;
+        let (enrolment, machine) = (Enrolment::new(), MachineId::new(&"etcd-1".into(), 1));
+        provider.admit(1).await.expect("admitted");
+        let new = enrolment.machine("etcd-1", machine.clone(), place.pinned("etcd-1"), Data::Goes, 1);
+        provider.create(&new).await.expect("a machine");
+        place.write_data("etcd-1", "precious").await;
+        let api = Api::new().await;
+        let servers = api.items("compute", "/servers/detail", "servers").await;
+        let name = place.server("etcd-1");
+        let server = servers.iter().find(|server| server["name"] == name).expect("a server");
+        let server = server["id"].as_str().expect("an id").to_owned();
+        Stage { place, provider, api, machine, server }
+    }
+
+    async fn action(&self, api: &Api, action: Value) {
+        let said = api.post("compute", &format!("/servers/{}/action", self.server), action.clone()).await;
+        assert!(said.is_null(), "{action}: {said}");
+    }
+
+    async fn status(&self) -> String {
+        let found = self.api.get("compute", &format!("/servers/{}", self.server)).await;
+        let busy = &found["server"]["OS-EXT-STS:task_state"];
+        let status = found["server"]["status"].as_str().unwrap_or("none");
+        if busy.is_null() { status.to_owned() } else { format!("{status} ({busy})") }
+    }
+
+    async fn until(&self, status: &str) {
+        for _ in 0..600 {
+            if self.status().await == status {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+        panic!("it is {}, and not {status}", self.status().await);
+    }
+
+    async fn seen(&self) -> MachineSeen {
+        let mut found = self.provider.machines().await.expect("a look").found;
+        assert_eq!(found.len(), 1, "{found:?}");
+        found.remove(0).1
+    }
+
+    async fn end(&self) {
+        assert_eq!(self.place.read_data("etcd-1").await.as_deref(), Some("precious"), "nothing was lost");
+        self.provider.destroy(&self.machine, Data::Goes).await.expect("destroyed");
+        self.provider.dismiss(9).await.expect("dismissed");
+        self.provider.forget().await.expect("forgotten");
+    }
+}
+
+async fn set_aside() {
+    let stage = Stage::new().await;
+    let states = [
+        ("pause", "PAUSED", true),
+        ("suspend", "SUSPENDED", true),
+        // The lab's nova frees the host at once.
+        ("shelve", "SHELVED_OFFLOADED", false),
+    ];
+    for (action, status, keeps_memory) in states {
+        stage.action(&stage.api, json!({ action: null })).await;
+        stage.until(status).await;
+        let seen = stage.seen().await;
+        assert_eq!((seen.power, seen.headless), (PowerState::Off, keeps_memory), "{status}");
+        stage.provider.start(&stage.machine).await.unwrap_or_else(|error| panic!("{status}: {error}"));
+        assert_eq!(stage.status().await, "ACTIVE", "after {status}");
+        assert_eq!(stage.seen().await.power, PowerState::On);
+    }
+    // One that is off when it is paused cannot be; one that is paused when it is to stop stops.
+    stage.action(&stage.api, json!({ "pause": null })).await;
+    stage.until("PAUSED").await;
+    stage.provider.stop(&stage.machine).await.expect("stopped");
+    assert_eq!(stage.status().await, "SHUTOFF");
+    stage.provider.start(&stage.machine).await.expect("started");
+    // Somebody works on it.
+    stage.action(&stage.api, json!({ "rescue": {} })).await;
+    stage.until("RESCUE").await;
+    assert_eq!(stage.seen().await.power, PowerState::Unknown);
+    let said = stage.provider.start(&stage.machine).await.expect_err("it is left alone").to_string();
+    assert!(said.contains("unrescue"), "{said}");
+    let console = stage.provider.console(&stage.machine).await.expect("a console");
+    assert!(console.contains("unrescue"), "{console}");
+    stage.action(&stage.api, json!({ "unrescue": null })).await;
+    stage.until("ACTIVE").await;
+    stage.end().await;
+}
+
+async fn broken() {
+    // Reboots fail while this is so.
+    let refuses = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(true));
+    let judge = refuses.clone();
+    let proxy = Proxy::new(move |method, path| {
+        let refused = judge.load(std::sync::atomic::Ordering::SeqCst);
+        (refused && *method == Method::POST && path.ends_with("/action")).then_some(Fault::Status(409))
+    });
+    let stage = Stage::with(proxy).await;
+    let admin = Api::of("admin").await;
+    let fail = json!({ "os-resetState": { "state": "error" } });
+    // What still runs is left alone.
+    stage.action(&admin, fail.clone()).await;
+    stage.until("ERROR").await;
+    stage.provider.admit(2).await.expect("admitted");
+    assert_eq!(stage.status().await, "ERROR");
+    assert_eq!(stage.seen().await.power, PowerState::On);
+    stage.action(&admin, json!({ "os-resetState": { "state": "active" } })).await;
+    // What does not is rebooted. Where that fails, it is a machine whose agent does not answer.
+    stage.action(&stage.api, json!({ "os-stop": null })).await;
+    stage.until("SHUTOFF").await;
+    stage.action(&admin, fail).await;
+    stage.until("ERROR").await;
+    stage.provider.admit(3).await.expect("a server that stays broken stops nobody");
+    assert_eq!(stage.seen().await.power, PowerState::On, "so that it is replaced when it does not answer");
+    let console = stage.provider.console(&stage.machine).await.expect("a console");
+    assert!(console.contains("ERROR"), "{console}");
+    refuses.store(false, std::sync::atomic::Ordering::SeqCst);
+    stage.provider.admit(4).await.expect("admitted");
+    assert_eq!(stage.status().await, "ACTIVE");
+    stage.end().await;
+}
+
+async fn resized() {
+    let stage = Stage::new().await;
+    let wanted = stage.place.settings().build(&MemberSpec::named("etcd-1".parse().expect("a name")));
+    let wanted = wanted.expect("a build");
+    assert_eq!(stage.seen().await.build.expect("a build").difference(&wanted), None);
+    let flavors = stage.api.items("compute", "/flavors", "flavors").await;
+    let larger = flavors.iter().find(|flavor| flavor["name"] == LARGER).expect("a flavor")["id"].clone();
+    stage.action(&stage.api, json!({ "resize": { "flavorRef": larger } })).await;
+    stage.until("VERIFY_RESIZE").await;
+    assert_eq!(stage.seen().await.power, PowerState::On);
+    stage.provider.admit(2).await.expect("admitted");
+    assert_eq!(stage.status().await, "ACTIVE", "it was confirmed");
+    let difference = stage.seen().await.build.expect("a build").difference(&wanted).expect("another flavor");
+    assert!(difference.contains(LARGER), "{difference}");
+    stage.end().await;
+}
