@@ -63,7 +63,8 @@ impl Stage {
 
     async fn action(&self, api: &Api, action: Value) {
         let said = api.post("compute", &format!("/servers/{}/action", self.server), action.clone()).await;
-        assert!(said.is_null(), "{action}: {said}");
+        // A password for the rescue image, which nobody needs here.
+        assert!(said.is_null() || said.get("adminPass").is_some(), "{action}: {said}");
     }
 
     async fn status(&self) -> String {
