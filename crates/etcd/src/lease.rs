@@ -10,7 +10,8 @@ use crate::connect::Client;
 use crate::error::{Error, Thing};
 use crate::generated::etcdserverpb::lease_client::LeaseClient;
 use crate::generated::etcdserverpb::{
-    LeaseGrantRequest, LeaseKeepAliveRequest, LeaseKeepAliveResponse, LeaseRevokeRequest,
+    LeaseGrantRequest, LeaseKeepAliveRequest, LeaseKeepAliveResponse, LeaseLeasesRequest, LeaseRevokeRequest,
+    LeaseTimeToLiveRequest,
 };
 use crate::session::{Token, with_token};
 
@@ -19,6 +20,15 @@ pub struct Lease {
     pub id: i64,
     /// What etcd granted, which may be more than was asked for.
     pub ttl: Duration,
+}
+
+/// What etcd knows of a lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeaseState {
+    pub granted: Duration,
+    pub remaining: Duration,
+    /// How many keys it would delete.
+    pub keys: usize,
 }
 
 /// Renews one lease over one stream. Dropping it lets the lease run out; it does not revoke it.
@@ -52,6 +62,30 @@ impl Client {
         self.call(request, |channel, request| async move { LeaseClient::new(channel).lease_revoke(request).await })
             .await?;
         Ok(())
+    }
+
+    /// The numbers of all leases of the cluster.
+    pub async fn leases(&self) -> Result<Vec<i64>, Error> {
+        let request = LeaseLeasesRequest {};
+        let answer = self
+            .call(request, |channel, request| async move { LeaseClient::new(channel).lease_leases(request).await })
+            .await?;
+        Ok(answer.leases.into_iter().map(|lease| lease.id).collect())
+    }
+
+    /// `None` for a lease that is gone.
+    pub async fn lease_state(&self, id: i64) -> Result<Option<LeaseState>, Error> {
+        let request = LeaseTimeToLiveRequest { id, keys: true };
+        let answer =
+            self.call(request, |channel, request| async move {
+                LeaseClient::new(channel).lease_time_to_live(request).await
+            })
+            .await?;
+        Ok((answer.ttl >= 0).then(|| LeaseState {
+            granted: seconds_of(answer.granted_ttl),
+            remaining: seconds_of(answer.ttl),
+            keys: answer.keys.len(),
+        }))
     }
 
     /// Renews the lease once, and hands out what renews it again.

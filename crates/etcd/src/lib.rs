@@ -23,11 +23,11 @@ pub use cluster::Member;
 pub use connect::{Client, ConnectOptions, Login, Sockets};
 pub use error::{Error, LoginRefusal, Thing, Transport};
 pub use kv::{Deleted, KeyRange, KeyValue, RangeQuery, RangeResult, prefix_end};
-pub use lease::{Lease, LeaseKeeper};
+pub use lease::{Lease, LeaseKeeper, LeaseState};
 pub use maintenance::{Alarm, AlarmKind, HashKv, Snapshot, SnapshotChunk, Status};
 pub use read::{LONGEST_MESSAGE, ReadMethod, Reading};
 pub use txn::{Compare, Condition, Op, OpResult, Ordering, Txn, TxnResult};
-pub use watch::{Event, Watch, WatchUpdate};
+pub use watch::{Change, Event, Watch, WatchUpdate};
 
 /// Requests and answers of the calls in [`ReadMethod`] and of a put, as etcd sends them. None of them can hold a password or a token.
 pub mod wire {

@@ -20,6 +20,8 @@ pub struct Txn {
 #[derive(Clone, Debug)]
 pub struct Condition {
     pub key: Vec<u8>,
+    /// As in [`KeyRange`]: where it is not empty, the condition is about every key of the range.
+    pub range_end: Vec<u8>,
     pub ordering: Ordering,
     pub compare: Compare,
 }
@@ -55,6 +57,8 @@ pub struct TxnResult {
     /// Whether the conditions held.
     pub succeeded: bool,
     pub revision: i64,
+    pub cluster_id: u64,
+    pub raft_term: u64,
     /// One for each operation of the branch that was taken.
     pub results: Vec<OpResult>,
 }
@@ -68,11 +72,25 @@ pub enum OpResult {
 
 impl Condition {
     pub fn absent(key: impl Into<Vec<u8>>) -> Self {
-        Self { key: key.into(), ordering: Ordering::Equal, compare: Compare::CreateRevision(0) }
+        Self::equal(KeyRange::key(key), Compare::CreateRevision(0))
+    }
+
+    /// No key of the range exists.
+    pub fn none_in(keys: KeyRange) -> Self {
+        Self::equal(keys, Compare::CreateRevision(0))
+    }
+
+    /// The key was not deleted since it was created with this revision.
+    pub fn created_at(key: impl Into<Vec<u8>>, create_revision: i64) -> Self {
+        Self::equal(KeyRange::key(key), Compare::CreateRevision(create_revision))
     }
 
     pub fn unchanged_since(key: impl Into<Vec<u8>>, mod_revision: i64) -> Self {
-        Self { key: key.into(), ordering: Ordering::Equal, compare: Compare::ModRevision(mod_revision) }
+        Self::equal(KeyRange::key(key), Compare::ModRevision(mod_revision))
+    }
+
+    fn equal(KeyRange { key, range_end }: KeyRange, compare: Compare) -> Self {
+        Self { key, range_end, ordering: Ordering::Equal, compare }
     }
 }
 
@@ -84,16 +102,19 @@ impl Client {
             failure: txn.otherwise.into_iter().map(RequestOp::from).collect(),
         };
         let answer = self.call(request, |channel, request| async move { kv(channel).txn(request).await }).await?;
+        let header = answer.header.unwrap_or_default();
         Ok(TxnResult {
             succeeded: answer.succeeded,
-            revision: answer.header.unwrap_or_default().revision,
+            revision: header.revision,
+            cluster_id: header.cluster_id,
+            raft_term: header.raft_term,
             results: answer.responses.into_iter().filter_map(result_of).collect(),
         })
     }
 }
 
 impl From<Condition> for pb::Compare {
-    fn from(Condition { key, ordering, compare }: Condition) -> Self {
+    fn from(Condition { key, range_end, ordering, compare }: Condition) -> Self {
         let result = match ordering {
             Ordering::Equal => CompareResult::Equal,
             Ordering::NotEqual => CompareResult::NotEqual,
@@ -107,7 +128,7 @@ impl From<Condition> for pb::Compare {
             Compare::Value(value) => (CompareTarget::Value, TargetUnion::Value(value)),
             Compare::Lease(lease) => (CompareTarget::Lease, TargetUnion::Lease(lease)),
         };
-        Self { result: result.into(), target: target.into(), key, range_end: Vec::new(), target_union: Some(union) }
+        Self { result: result.into(), target: target.into(), key, range_end, target_union: Some(union) }
     }
 }
 

@@ -41,13 +41,36 @@ pub enum Event {
     Delete { key: Vec<u8>, revision: i64 },
 }
 
+/// An event, and what the key held before it, unless that has been compacted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Change {
+    pub event: Event,
+    pub previous: Option<KeyValue>,
+}
+
 impl Client {
     /// Watches from `start_revision` on (zero: from now on). With `progress`, etcd sends an update without events now and then while nothing
     /// changes. A member that loses its leader ends the watch.
     pub async fn watch(&self, keys: KeyRange, start_revision: i64, progress: bool) -> Result<Watch, Error> {
         let KeyRange { key, range_end } = keys;
-        let create =
-            WatchCreateRequest { key, range_end, start_revision, progress_notify: progress, ..Default::default() };
+        self.start_watch(WatchCreateRequest {
+            key,
+            range_end,
+            start_revision,
+            progress_notify: progress,
+            ..Default::default()
+        })
+        .await
+    }
+
+    /// A watch for [`Watch::next_changes`]: with each event comes what the key held before.
+    pub async fn watch_changes(&self, keys: KeyRange, start_revision: i64) -> Result<Watch, Error> {
+        let KeyRange { key, range_end } = keys;
+        self.start_watch(WatchCreateRequest { key, range_end, start_revision, prev_kv: true, ..Default::default() })
+            .await
+    }
+
+    async fn start_watch(&self, create: WatchCreateRequest) -> Result<Watch, Error> {
         let open = |token| self.open_watch(create.clone(), token);
         // 3.4 says "permission denied" to a watch with a dead token.
         self.in_time(self.logged_in(open, |error| matches!(error, Error::Unauthenticated(_) | Error::PermissionDenied)))
@@ -96,6 +119,16 @@ impl Watch {
         })
     }
 
+    /// The next changes with what was there before, for a watch that asks for it. After an error the watch is over.
+    pub async fn next_changes(&mut self) -> Result<Vec<Change>, Error> {
+        let answer = self.receive().await?;
+        let change = |mut event: mvccpb::Event| {
+            let previous = event.prev_kv.take().map(KeyValue::from);
+            Some(Change { event: Event::from_wire(event)?, previous })
+        };
+        Ok(answer.events.into_iter().filter_map(change).collect())
+    }
+
     async fn receive(&mut self) -> Result<WatchResponse, Error> {
         let answer = self.answers.message().await.map_err(|status| self.client.error(status))?;
         let answer = answer.ok_or_else(Error::watch_closed)?;
@@ -104,6 +137,20 @@ impl Watch {
 }
 
 impl Event {
+    pub fn key(&self) -> &[u8] {
+        match self {
+            Self::Put(pair) => &pair.key,
+            Self::Delete { key, .. } => key,
+        }
+    }
+
+    pub fn revision(&self) -> i64 {
+        match self {
+            Self::Put(pair) => pair.mod_revision,
+            Self::Delete { revision, .. } => *revision,
+        }
+    }
+
     /// `None` for one without a key, which etcd never sends.
     pub fn from_wire(event: mvccpb::Event) -> Option<Self> {
         let kind = event.r#type();

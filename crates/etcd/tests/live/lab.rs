@@ -25,6 +25,21 @@ pub struct Version {
 }
 
 impl Version {
+    /// One of the versions that must be there.
+    pub fn named(name: &str) -> Self {
+        let found = versions().into_iter().find(|version| version.name == name);
+        found.unwrap_or_else(|| panic!("etcd {name} is missing: run `cargo xtask etcd`"))
+    }
+
+    /// The newest that is there.
+    pub fn newest() -> Self {
+        versions().pop().expect("a version")
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
     pub fn at_least(&self, minor: u32) -> bool {
         let mut parts = self.name.split('.').map(|part| part.parse::<u32>().unwrap_or(0));
         (parts.next().unwrap_or(0), parts.next().unwrap_or(0)) >= (3, minor)

@@ -4,4 +4,6 @@ mod auth;
 mod cluster;
 mod connection;
 mod data;
+// The tests of other crates use it too.
+#[allow(dead_code)]
 mod lab;
