@@ -1,5 +1,6 @@
 //! `cargo xtask lab NAME`: a real system for tests that need more than this checkout. Machines of a provider, for its conformance suite and
-//! for stories of clusters on it; an older quorate, for upgrades; Kubernetes, for clusters that it stores its objects in.
+//! for stories of clusters on it; an older quorate, for upgrades; Kubernetes, for clusters that it stores its objects in; a client library
+//! of etcd's v2 API, for the one that quorate serves.
 
 mod image;
 pub mod incus;
@@ -8,6 +9,7 @@ pub mod libvirt;
 mod openstack;
 mod static_pod;
 mod upgrade;
+mod v2;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -40,6 +42,8 @@ pub enum Which {
         #[command(flatten)]
         options: upgrade::Options,
     },
+    /// python-etcd's integration tests, with quorate's v2 API in place of etcd
+    V2,
     /// Kubernetes' API server, built from its Go modules: it runs on clusters while they change
     Kubernetes {
         #[command(flatten)]
@@ -147,6 +151,7 @@ pub fn run(lab: &Lab, which: &Which) -> Result<()> {
         Which::Libvirt { options, inside: false, .. } => libvirt::run(lab, options),
         Which::Libvirt { options, inside: true, .. } => libvirt::inside(options),
         Which::Upgrade { options } => upgrade::run(lab, options),
+        Which::V2 => v2::run(lab),
         Which::Kubernetes { options } => kubernetes::run(lab, options),
         Which::StaticPod { prepare: true, .. } => static_pod::prepare(lab).map(drop),
         Which::StaticPod { options, inside: false, .. } => static_pod::run(lab, options),

@@ -10,5 +10,6 @@ mod page;
 mod same;
 mod sequence;
 mod stage;
+mod suite;
 mod waits;
 mod writers;
