@@ -92,13 +92,14 @@ impl From<Refusal> for Failure {
 }
 
 impl Failure {
+    /// Whatever etcd does not clearly refuse may have been carried out.
     fn of_txn(error: Error) -> Self {
-        match error {
-            Error::PermissionDenied | Error::Unauthenticated(_) | Error::NoSpace | Error::Other { .. } => {
-                Failure::Refused(error.into())
-            }
-            error => Failure::Unknown(error.into()),
-        }
+        let is_refusal = match &error {
+            Error::PermissionDenied | Error::Unauthenticated(_) | Error::NoSpace => true,
+            Error::Other { message, .. } => message.contains("request is too large"),
+            _ => false,
+        };
+        if is_refusal { Failure::Refused(error.into()) } else { Failure::Unknown(error.into()) }
     }
 }
 
