@@ -14,6 +14,7 @@ use quorate_core::Secret;
 use quorate_core::providers::openstack::OpenstackSettings;
 use quorate_core::text::{cut, with_causes};
 use reqwest::header::{CONTENT_TYPE, HeaderMap, RETRY_AFTER};
+use reqwest::redirect::Policy;
 use reqwest::{Client, Method, StatusCode};
 use serde_json::Value;
 use tokio::sync::Mutex;
@@ -146,7 +147,8 @@ impl Session {
     pub(super) fn new(cloud: Cloud, retry: Retry) -> Result<Self, OpenstackError> {
         // Fails where one is installed already, which does as well.
         let _ = rustls::crypto::ring::default_provider().install_default();
-        let mut client = Client::builder().connect_timeout(CONNECTING).timeout(ANSWERING);
+        // A redirect would carry the token to wherever it leads.
+        let mut client = Client::builder().connect_timeout(CONNECTING).timeout(ANSWERING).redirect(Policy::none());
         if let Some(path) = &cloud.ca_file {
             client = client.tls_certs_only(read_cas(path)?);
         }

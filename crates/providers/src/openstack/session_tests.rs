@@ -18,6 +18,8 @@ use super::*;
 #[derive(Clone, Debug)]
 enum Then {
     Answer(u16, Value),
+    /// To another path of the same server.
+    Redirect(&'static str),
     Cut,
 }
 
@@ -73,6 +75,7 @@ async fn answer(request: Request<Incoming>, script: Shared) -> Result<Response<F
     script.seen.push(format!("{} {path} {token}", parts.method));
     match script.then.pop_front().unwrap_or(Then::Answer(200, json!({ "done": true }))) {
         Then::Answer(status, body) => Ok(response.status(status).body(Full::new(body.to_string().into())).unwrap()),
+        Then::Redirect(to) => Ok(response.status(302).header("location", to).body(Full::default()).unwrap()),
         Then::Cut => Err(std::io::Error::other("cut")),
     }
 }
@@ -117,6 +120,15 @@ async fn a_refusal_is_not_repeated() {
     assert_eq!(script.lock().unwrap().seen.len(), 1);
     script.lock().unwrap().then.push_back(status(404));
     assert_eq!(get(&session).await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn a_token_does_not_follow_a_redirect() {
+    let script = script([Then::Redirect("/elsewhere")]);
+    let session = serve(script.clone()).await;
+    let said = get(&session).await.unwrap_err().to_string();
+    assert!(said.contains("302"), "{said}");
+    assert_eq!(script.lock().unwrap().seen, ["GET /v2.1/things t0ken1"]);
 }
 
 #[tokio::test]

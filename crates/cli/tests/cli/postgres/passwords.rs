@@ -62,10 +62,14 @@ fn passwords_change_while_clients_write_and_a_killed_controller_is_no_matter() {
     });
     let own = ["--user", "postgres", "--user", "replicator", "--user", "rewinder"];
     let rotate: Vec<&str> = ["passwords", "rotate", "shop", "--yes"].into_iter().chain(own).collect();
+    let requests = || shop.sandbox.quorate(&["requests", "shop", "--output", "json"]).json();
     let mut killed = 0;
     let mut arguments = rotate.clone();
-    for pause in [1500, 700, 1200, 2000, 900] {
+    for pause in [500, 700, 1200, 2000, 900] {
         let mut run = shop.sandbox.spawn(&arguments);
+        if arguments == rotate {
+            eventually("the request is in the ledger", 30, || requests() != serde_json::json!([]));
+        }
         std::thread::sleep(Duration::from_millis(pause));
         if run.try_wait().expect("it was started").is_none() {
             signal(run.id(), "KILL");
@@ -76,7 +80,7 @@ fn passwords_change_while_clients_write_and_a_killed_controller_is_no_matter() {
     }
     assert!(killed > 0, "the controller was never killed");
     shop.apply().ok();
-    assert_eq!(shop.sandbox.quorate(&["requests", "shop", "--output", "json"]).json(), serde_json::json!([]));
+    assert_eq!(requests(), serde_json::json!([]));
     stop.store(true, Ordering::Relaxed);
     let failures = writer.join().unwrap();
     assert!(failures.is_empty(), "clients were refused: {failures:?}");
