@@ -278,7 +278,7 @@ mod tests {
                 system_id: String::from("1"),
                 postgres_version: String::from("15"),
             },
-            mark: Mark { id: 1, rows: 1 },
+            mark: Mark { id: 1, rows: 1, transaction: None, timeline: None },
             from_member: String::from("pg-1"),
             repository: String::from("/shop/pgbackrest"),
             list_sha256: String::new(),

@@ -5,14 +5,14 @@ use std::io;
 
 use quorate_core::model::{Consent, Ledger};
 use quorate_core::planner::Plan;
-use quorate_core::spec::Name;
+use quorate_core::spec::{Kind, Name};
 use quorate_providers::machines_without_ledger;
 
 use super::{VerbError, consent};
 use crate::brought::BroughtFiles;
 use crate::home::Home;
 use crate::kinds::etcd::backup::{self, Confirmed};
-use crate::kinds::postgres::dcs;
+use crate::kinds::postgres::{self, dcs};
 use crate::run::controller;
 use crate::run::error::ControlError;
 
@@ -39,7 +39,7 @@ impl Destroy {
     ) -> Result<Self, ControlError> {
         refuse_if_used(home, ledger)?;
         let waived = without_backup || ledger.without_backup.is_some();
-        let backup = if waived { None } else { Some(backup::confirm(ledger).await) };
+        let backup = if waived { None } else { Some(confirm_backup(ledger).await) };
         let request = Request { confirmed: consent(shown), without_backup, backup };
         let brought = BroughtFiles::default();
         let plan = controller::plan(home, &ledger.spec, &brought, |ledger| request.note(ledger)).await?;
@@ -66,6 +66,13 @@ impl Request {
         if let (Some(found), Some(noted)) = (&self.backup, &mut ledger.backups) {
             noted.verified.clone_from(&found.verified);
         }
+    }
+}
+
+async fn confirm_backup(ledger: &Ledger) -> Confirmed {
+    match ledger.spec.kind {
+        Kind::Etcd => backup::confirm(ledger).await,
+        Kind::Postgres => postgres::backup::confirm(ledger).await,
     }
 }
 

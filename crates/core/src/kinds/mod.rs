@@ -414,6 +414,14 @@ impl View<'_> {
         }
     }
 
+    /// Whether a member can tell how far its data goes, and was not asked.
+    pub(crate) fn can_tell_more(&self) -> bool {
+        match self.desired.kind {
+            Kind::Etcd => false,
+            Kind::Postgres => postgres::safety::can_tell_more(self),
+        }
+    }
+
     /// Data that this ledger knows nothing of belongs to a cluster that it does not know, although it has the same name.
     pub(crate) fn data_is_known(&self, member: &MemberName, facts: &Facts) -> Result<(), UnsafeBecause> {
         match self.desired.kind {

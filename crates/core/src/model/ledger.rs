@@ -196,6 +196,17 @@ pub struct BackupNote {
     /// The revision up to which it goes, recorded changes included.
     pub revision: u64,
     pub verified_at: Option<Timestamp>,
+    /// Of PostgreSQL, where a revision is the number of a transaction: those of another history cannot be compared.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub history: Option<History>,
+}
+
+/// Which data of PostgreSQL: a restore or a failover may give the same numbers to other transactions.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct History {
+    /// What `initdb` gave the data.
+    pub system_id: String,
+    pub timeline: u64,
 }
 
 /// Settings that a living cluster keeps, as text. A spec that names others is refused, not half applied.

@@ -30,8 +30,8 @@ pub use host::{
 };
 pub use issued::{Issued, IssuedCertificate, MachineCertificate};
 pub use ledger::{
-    BackupNote, BackupRecord, BackupSigning, Consent, Enrolment, FormedWith, LEDGER_FORMAT, Ledger, Lock, MemberRecord,
-    Power, ProxyRecord, Reboot, RebootOrder, SecretKind, migrate_ledger,
+    BackupNote, BackupRecord, BackupSigning, Consent, Enrolment, FormedWith, History, LEDGER_FORMAT, Ledger, Lock,
+    MemberRecord, Power, ProxyRecord, Reboot, RebootOrder, SecretKind, migrate_ledger,
 };
 pub use name::{MachineId, MemberName};
 pub use node_config::{

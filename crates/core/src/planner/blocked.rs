@@ -87,6 +87,10 @@ listed! {
         MajorUpgradeFailed { from: String, to: String, why: String },
         NoWayBack { why: String },
         BackupOlder { id: String, at: Timestamp, backup: u64, data: Option<u64> },
+        /// The same for PostgreSQL: these are numbers of transactions, and every one that ended has a lower number.
+        BackupBehind { id: String, at: Timestamp, backup: u64, data: Option<u64> },
+        /// Since that backup PostgreSQL's data was restored, upgraded, or got another primary.
+        BackupOfOtherHistory { id: String, at: Timestamp },
     }
 }
 
@@ -153,7 +157,9 @@ impl UnsafeBecause {
             | UnsafeBecause::RestoreUnfinished { .. }
             | UnsafeBecause::AwaitsRestore { .. }
             | UnsafeBecause::NoBackup
-            | UnsafeBecause::BackupOlder { .. } => by(Rule::DataDiesOnlyByConsent),
+            | UnsafeBecause::BackupOlder { .. }
+            | UnsafeBecause::BackupBehind { .. }
+            | UnsafeBecause::BackupOfOtherHistory { .. } => by(Rule::DataDiesOnlyByConsent),
             UnsafeBecause::UnknownFormation { member, .. } => by(Rule::OneController).on(member),
             UnsafeBecause::FixedAtFormation { .. } => by(Rule::SomeThingsStay),
             UnsafeBecause::CommitsWait { member, .. } => by(Rule::CommitsSurvive).on(member),
@@ -498,6 +504,25 @@ impl fmt::Display for UnsafeBecause {
                 f,
                 "the newest verified backup, {id}, ends at revision {backup} ({}), and no quorum of voters reports the \
                  revision of the data",
+                to_the_second(*at)
+            ),
+            UnsafeBecause::BackupOfOtherHistory { id, at } => write!(
+                f,
+                "the newest verified backup, {id} ({}), was taken before the last change of the primary, restore or \
+                 upgrade, so whether it has all transactions is unknown",
+                to_the_second(*at)
+            ),
+            UnsafeBecause::BackupBehind { id, at, backup, data: Some(data) } => write!(
+                f,
+                "the newest verified backup, {id} ({}), has all transactions before {backup}, and the data has later ones, \
+                 up to {}",
+                to_the_second(*at),
+                data.saturating_sub(1)
+            ),
+            UnsafeBecause::BackupBehind { id, at, backup, data: None } => write!(
+                f,
+                "the newest verified backup, {id} ({}), has all transactions before {backup}, and no primary that reaches \
+                 its DCS reports the last one",
                 to_the_second(*at)
             ),
         }

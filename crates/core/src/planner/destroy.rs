@@ -5,6 +5,9 @@ use crate::model::{Data, Destruction, PowerState, Seen};
 
 pub(super) fn decide(view: &View<'_>, word: &Destruction, decision: &mut Decision) {
     let View { desired, seen, .. } = *view;
+    if matches!(word, Destruction::BackupVerified(_)) && view.can_tell_more() {
+        return decision.wait(WaitingFor::AuthSight);
+    }
     if let Err(because) = view.may_destroy(word) {
         return decision.block(because);
     }

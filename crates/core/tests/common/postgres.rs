@@ -60,6 +60,13 @@ pub fn happen(scene: &mut Scene, member: &MemberName, words: &[&str]) -> bool {
             (found.data, found.service, found.status) = (DataSeen::Empty, ServiceState::Stopped, None);
         }
         ["has", "not", "confirmed", "the", "rotation"] => facts(scene, member).rotation = None,
+        ["reports", "transaction", number] => {
+            facts(scene, member).transaction = Some(number.parse().expect("a number"));
+        }
+        ["does", "not", "reach", "the", "DCS"] => status(scene, member).dcs = false,
+        ["is", "on", "timeline", number] => {
+            status(scene, member).timeline = Some(number.parse().expect("a number"));
+        }
         ["stops"] => {
             let found = facts(scene, member);
             (found.service, found.status) = (ServiceState::Stopped, None);

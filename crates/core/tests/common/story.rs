@@ -24,7 +24,7 @@ use jiff::SignedDuration;
 use quorate_core::kinds::etcd::safety::requests;
 use quorate_core::kinds::etcd::{AuthLook, AuthSeen, EtcdStatus, Formation, MemberEntry, RecoveryRequest};
 use quorate_core::model::{
-    AgentSeen, BackupNote, BackupRecord, Consent, IssuedCertificate, MemberName, Power, Reboot, Seen,
+    AgentSeen, BackupNote, BackupRecord, Consent, History, IssuedCertificate, MemberName, Power, Reboot, Seen,
 };
 use quorate_core::planner::remember::{raise_incarnation, renew};
 use quorate_core::planner::{Decision, Step};
@@ -169,7 +169,14 @@ fn tell(scene: &mut Option<Scene>, line: &str, more: &str) {
         ["snapshot", "file", "gone"] => scene.brought.snapshot = None,
         ["backup", id, "verified", "at", "revision", revision] => {
             let (at, revision) = (scene.seen.now, revision.parse().expect("a number"));
-            let note = BackupNote { id: id.to_owned(), at, revision, verified_at: Some(at) };
+            let note = BackupNote { id: id.to_owned(), at, revision, verified_at: Some(at), history: None };
+            scene.ledger.backups =
+                Some(BackupRecord { newest: note.clone(), verified: Some(note), forged: Vec::new() });
+        }
+        ["backup", id, "verified", "with", "all", "before", "transaction", revision] => {
+            let (at, revision) = (scene.seen.now, revision.parse().expect("a number"));
+            let history = Some(History { system_id: String::from("1"), timeline: 1 });
+            let note = BackupNote { id: id.to_owned(), at, revision, verified_at: Some(at), history };
             scene.ledger.backups =
                 Some(BackupRecord { newest: note.clone(), verified: Some(note), forged: Vec::new() });
         }

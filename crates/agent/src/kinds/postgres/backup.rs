@@ -23,7 +23,9 @@ const MARK: &str = "BEGIN;\n\
     CREATE TABLE IF NOT EXISTS quorate.backup_marks \
     (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, at timestamptz NOT NULL DEFAULT now());\n\
     INSERT INTO quorate.backup_marks DEFAULT VALUES RETURNING id;\n\
-    SELECT count(*) FROM quorate.backup_marks;\nCOMMIT;\n";
+    SELECT count(*) FROM quorate.backup_marks;\nCOMMIT;\n\
+    SELECT pg_snapshot_xmin(pg_current_snapshot());\n\
+    SELECT ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::int;\n";
 
 impl Agent {
     /// Makes the store ready for this cluster and has the primary send a piece of its log there. It can be repeated.
@@ -46,11 +48,12 @@ impl Agent {
 
     pub(super) async fn mark(&self) -> Result<Mark, Refusal> {
         let said = self.run_sql(MARK, ASKING).await?;
-        let mut numbers = said.lines().filter_map(|line| line.trim().parse().ok());
+        let mut numbers = said.lines().filter_map(|line| line.trim().parse::<i64>().ok());
         let (Some(id), Some(rows)) = (numbers.next(), numbers.next()) else {
             return Err(Refusal::failed("the mark of the backup was not written"));
         };
-        Ok(Mark { id, rows })
+        let mut unsigned = || numbers.next().and_then(|number| u64::try_from(number).ok());
+        Ok(Mark { id, rows, transaction: unsigned(), timeline: unsigned() })
     }
 
     pub(super) async fn back_up(

@@ -17,6 +17,7 @@ const READING: Duration = Duration::from_secs(5);
 pub(super) const CHANGING: Duration = Duration::from_secs(20);
 
 const LIST: &str = "SELECT json_build_object(\
+    'transaction', pg_snapshot_xmax(pg_current_snapshot())::text::bigint, \
     'databases', (SELECT coalesce(json_object_agg(datname, pg_get_userbyid(datdba)), '{}') \
         FROM pg_database WHERE datallowconn AND NOT datistemplate), \
     'users', (SELECT coalesce(json_object_agg(rolname, rolpassword), '{}') FROM pg_authid WHERE rolcanlogin));\n";
@@ -25,13 +26,15 @@ const LIST_EXTENSIONS: &str =
 
 #[derive(Deserialize)]
 struct Listed {
+    transaction: u64,
     databases: BTreeMap<String, String>,
     users: BTreeMap<String, Option<Secret>>,
 }
 
 impl Agent {
-    pub(super) async fn read_catalog(&self) -> Result<Catalog, Refusal> {
-        let Listed { databases, users } = read(&self.run_sql(LIST, READING).await?)?;
+    /// With the number below which the numbers of all transactions are that have ended.
+    pub(super) async fn read_catalog(&self) -> Result<(Catalog, u64), Refusal> {
+        let Listed { transaction, databases, users } = read(&self.run_sql(LIST, READING).await?)?;
         let each = databases.keys().filter(|name| is_plain(name));
         let script: String = each.map(|name| format!("\\connect {}\n{LIST_EXTENSIONS}", identifier(name))).collect();
         let listed = self.run_sql(&script, READING).await?;
@@ -42,7 +45,7 @@ impl Agent {
         let cluster_id = &self.state.get().identity.cluster_id;
         let fingerprint = |verifier: Secret| password_fingerprint(cluster_id, &verifier);
         let users = users.into_iter().map(|(user, verifier)| (user, verifier.map(fingerprint))).collect();
-        Ok(Catalog { databases, users, extensions })
+        Ok((Catalog { databases, users, extensions }, transaction))
     }
 
     pub(super) async fn change_catalog(&self, op: &CatalogOp, verifier: Option<&Secret>) -> Result<(), Refusal> {

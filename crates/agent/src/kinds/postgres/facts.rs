@@ -46,7 +46,7 @@ impl Agent {
         };
         let role = status.as_ref().map(|status| status.role);
         let leads = status.as_ref().is_some_and(|status| status.role == Role::Primary && status.state == "running");
-        let catalog = if auth && leads { self.catalog_or_none().await } else { None };
+        let (catalog, transaction) = if auth && leads { self.catalog_or_none().await } else { None }.unzip();
         self.look_for_missing_programs().await?;
         let state = self.state.get();
         let known = &state.postgres.programs;
@@ -65,6 +65,7 @@ impl Agent {
             applied,
             rotation: self.rotation_seen(role),
             catalog,
+            transaction,
             next: programs::still(known.next.as_ref().map(|home| home.join("postgres")), &known.next_seen),
             control,
             replaced,
@@ -98,9 +99,9 @@ impl Agent {
         self.patroni_status().await.inspect_err(|error| tracing::debug!(why = error.in_full(), "no status")).ok()
     }
 
-    async fn catalog_or_none(&self) -> Option<Catalog> {
+    async fn catalog_or_none(&self) -> Option<(Catalog, u64)> {
         match timeout(LISTING, self.read_catalog()).await {
-            Ok(Ok(catalog)) => Some(catalog),
+            Ok(Ok(listed)) => Some(listed),
             Ok(Err(error)) => {
                 tracing::warn!(%error, "users and databases cannot be listed");
                 None

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::net::TcpListener;
+use std::path::Path;
 use std::time::Duration;
 
 use super::{Shop, psql};
@@ -122,6 +123,11 @@ fn a_cluster_goes_back_to_points_in_time_and_comes_back_from_nothing() {
     assert_eq!(left, [second["taken"]["label"].as_str().unwrap()]);
     let signer = second["signature"]["by"].as_str().expect("who signed it").to_owned();
 
+    // A cluster is not destroyed while a commit is in no backup that was restored and compared.
+    psql(&user, "insert into written values (4999)").ok();
+    let refused = shop.sandbox.quorate(&["destroy", "shop", "--yes"]);
+    assert!(refused.stderr.contains("has all transactions before "), "{refused:?}");
+
     // The last commits are stored with the log; then all machines, all that quorate keeps, and etcd are gone.
     psql(&user, "insert into written select generate_series(5000, 5100)").ok();
     let rows = psql(&user, "select count(*) from written").ok().stdout;
@@ -147,6 +153,23 @@ fn a_cluster_goes_back_to_points_in_time_and_comes_back_from_nothing() {
     let user = shop.env(&["--user", "shop"]);
     assert_eq!(psql(&user, "select count(*) from written").ok().stdout, rows);
     assert_eq!(shop.status()["verdict"], "healthy");
+    destroyed_with_a_backup(&shop, &store);
+}
+
+/// Neither a backup of an earlier timeline counts, nor one that the store has lost.
+fn destroyed_with_a_backup(shop: &Shop, store: &Path) {
+    let destroy = || shop.sandbox.quorate(&["destroy", "shop", "--yes"]);
+    assert!(destroy().stderr.contains("was taken before the last change of the primary"), "{:?}", destroy());
+    let taken = shop.sandbox.quorate(&["backup", "create", "shop", "--output", "json"]).ok().json();
+    let label = taken["taken"]["label"].as_str().expect("a label");
+    let list = store.join("shop/pgbackrest/backup/shop").join(label).join("backup.manifest");
+    let genuine = fs::read(&list).unwrap();
+    fs::remove_file(&list).unwrap();
+    assert!(destroy().stderr.contains("list of its files is missing from the store"), "{:?}", destroy());
+    assert_eq!(shop.status()["verdict"], "healthy", "nothing was touched");
+    fs::write(&list, &genuine).unwrap();
+    destroy().ok();
+    assert!(!shop.sandbox.home().join("machines/shop").exists(), "its machines are gone");
 }
 
 /// A restore begins another timeline. What an earlier one had after that point is still in the store.

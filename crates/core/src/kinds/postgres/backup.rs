@@ -45,6 +45,12 @@ pub struct Mark {
     pub id: i64,
     /// How many rows there were, with this one.
     pub rows: i64,
+    /// Every transaction with a lower number had ended before the backup began; absent in backups of older programs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub transaction: Option<u64>,
+    /// Of the log at that moment.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeline: Option<u64>,
 }
 
 /// A backup, as pgBackRest reports it.

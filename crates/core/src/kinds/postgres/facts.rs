@@ -42,6 +42,9 @@ pub struct PostgresFacts {
     pub restored: Option<RestoreSeen>,
     /// Databases and users. Reported by the primary, when asked for.
     pub catalog: Option<Catalog>,
+    /// Every transaction that has ended has a lower number. Reported together with the catalog.
+    #[serde(default)]
+    pub transaction: Option<u64>,
     /// The programs of the major version that the cluster is to be upgraded to.
     #[serde(default)]
     pub next: BinarySeen,

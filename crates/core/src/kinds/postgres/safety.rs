@@ -10,7 +10,8 @@ use serde::Serialize;
 
 use super::{Formation, PatroniStatus, PostgresFacts, Role, Wish, parameters};
 use crate::model::{
-    AgentSeen, Data, DataSeen, Desired, Destruction, Facts, MemberName, Observation, Seen, ServiceState, Stamp,
+    AgentSeen, BackupNote, Data, DataSeen, Desired, Destruction, Facts, History, MachineSeen, MemberName, Observation,
+    Seen, ServiceState, Stamp,
 };
 use crate::planner::voters::{Strength, Voters};
 use crate::planner::{Action, UnsafeBecause, View};
@@ -254,8 +255,8 @@ pub(crate) fn formation_is_known(desired: &Desired, member: &MemberName, facts: 
     }
 }
 
-/// `DataDiesOnlyByConsent` for the whole cluster. Nothing proves yet that a backup holds all commits, so once clients may have written, only
-/// the operator's word that no backup is needed counts.
+/// `DataDiesOnlyByConsent` for the whole cluster: once clients may have written, a verified backup must hold all commits, or the operator
+/// must have said that none is needed.
 pub(crate) fn may_destroy(view: &View<'_>, word: &Destruction) -> Result<(), UnsafeBecause> {
     let View { desired, seen, .. } = *view;
     let machines = seen.machines.get().into_iter().flatten();
@@ -263,7 +264,43 @@ pub(crate) fn may_destroy(view: &View<'_>, word: &Destruction) -> Result<(), Uns
     match word {
         Destruction::BackupWaived => Ok(()),
         _ if !desired.is_formed() && ours.all(|(member, _)| was_never_used(seen, member)) => Ok(()),
-        Destruction::BackupMissing | Destruction::BackupVerified(_) => Err(UnsafeBecause::NoBackup),
+        Destruction::BackupMissing => Err(UnsafeBecause::NoBackup),
+        Destruction::BackupVerified(backup) => is_in_backup(view, backup),
+    }
+}
+
+/// The primary that knows all commits, because it reaches the DCS.
+fn knowing<'a>(view: &View<'a>) -> Option<(&'a PostgresFacts, &'a PatroniStatus)> {
+    let found = postgres(view.seen.facts(primary(view)?)?)?;
+    Some((found, found.status.as_ref().filter(|status| status.dcs)?))
+}
+
+/// The primary tells the number of its last transaction only when asked.
+pub(crate) fn can_tell_more(view: &View<'_>) -> bool {
+    knowing(view).is_some_and(|(found, _)| found.transaction.is_none())
+}
+
+/// `DataDiesOnlyByConsent`, `UnseenIsUnsafe`: whether no transaction ended after the backup began. Only a primary that reaches the DCS
+/// knows all commits: another may have been promoted since. After a failover or a restore the same numbers may mean other transactions.
+/// If no machine is left, there is nothing to lose.
+fn is_in_backup(view: &View<'_>, backup: &BackupNote) -> Result<(), UnsafeBecause> {
+    let ours = |machine: &MachineSeen| machine.cluster_id == view.desired.cluster_id;
+    if view.seen.machines.get().is_some_and(|machines| !machines.values().any(ours)) {
+        return Ok(());
+    }
+    let (id, at) = (backup.id.clone(), backup.at);
+    let told = knowing(view).and_then(|(found, status)| Some((found, status, found.transaction?)));
+    let Some((found, status, data)) = told else {
+        return Err(UnsafeBecause::BackupBehind { id, at, backup: backup.revision, data: None });
+    };
+    let history =
+        found.system_id.clone().zip(status.timeline).map(|(system_id, timeline)| History { system_id, timeline });
+    if history.is_none() || history != backup.history {
+        return Err(UnsafeBecause::BackupOfOtherHistory { id, at });
+    }
+    match data <= backup.revision {
+        true => Ok(()),
+        false => Err(UnsafeBecause::BackupBehind { id, at, backup: backup.revision, data: Some(data) }),
     }
 }
 

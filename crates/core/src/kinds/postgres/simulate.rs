@@ -29,6 +29,7 @@ pub(crate) fn blank(wish: &Wish) -> PostgresFacts {
         archive: None,
         restored: None,
         catalog: None,
+        transaction: None,
         next: BinarySeen::Unasked,
         control: None,
         replaced: None,

@@ -220,7 +220,13 @@ impl UnsafeBecause {
                 "bring back a majority of the members so they can report it; or confirm that \
                  later changes may be lost with `quorate destroy NAME --without-backup`",
             ),
-            UnsafeBecause::BackupOlder { .. } => String::from(
+            UnsafeBecause::BackupBehind { data: None, .. } => String::from(
+                "bring back the primary so it can report it; or confirm that later changes may be lost with `quorate \
+                 destroy NAME --without-backup`",
+            ),
+            UnsafeBecause::BackupOlder { .. }
+            | UnsafeBecause::BackupBehind { .. }
+            | UnsafeBecause::BackupOfOtherHistory { .. } => String::from(
                 "take and verify another with `quorate backup create NAME`; or confirm that later changes may be \
                  lost with `quorate destroy NAME --without-backup`",
             ),

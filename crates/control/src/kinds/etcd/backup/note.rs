@@ -46,6 +46,7 @@ fn note(full: &Full, up_to: i64) -> BackupNote {
         at: full.manifest.taken.opened,
         revision: unsigned(up_to),
         verified_at: full.manifest.proven().map(|(at, _)| at),
+        history: None,
     }
 }
 
@@ -155,7 +156,7 @@ pub struct NoteStatus {
 
 impl From<&BackupNote> for NoteStatus {
     fn from(note: &BackupNote) -> Self {
-        let BackupNote { id, at, revision, verified_at } = note.clone();
+        let BackupNote { id, at, revision, verified_at, history: _ } = note.clone();
         NoteStatus { id, at, revision, verified_at }
     }
 }
@@ -242,7 +243,7 @@ mod tests {
     }
 
     fn noted(id: &str, of: &str, verified: bool) -> BackupNote {
-        BackupNote { id: id.to_owned(), at: at(of), revision: 7, verified_at: verified.then(|| at(of)) }
+        BackupNote { id: id.to_owned(), at: at(of), revision: 7, verified_at: verified.then(|| at(of)), history: None }
     }
 
     fn problems(backups: Option<BackupRecord>) -> Vec<String> {

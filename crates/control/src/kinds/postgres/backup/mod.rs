@@ -1,6 +1,7 @@
 //! Backups of PostgreSQL as the controller has them taken: pgBackRest on a member does the work, and the controller puts a signed manifest and
 //! the ledger next to each backup. The ledger's lock is never taken: a backup disturbs nobody who changes the cluster meanwhile.
 
+mod confirm;
 mod members;
 pub mod restore;
 mod watch;
@@ -13,7 +14,7 @@ use quorate_backup::postgres::{self, Catalog, FORMAT, Listed, Manifest, Verifica
 use quorate_backup::{Store, Trust};
 use quorate_core::kinds::postgres::backup::{BackupKind, BackupTaken, Mark};
 use quorate_core::kinds::postgres::{RestoreTarget, Until, repository};
-use quorate_core::model::{BackupNote, BackupRecord, Ledger, MemberName};
+use quorate_core::model::{BackupNote, BackupRecord, History, Ledger, MemberName};
 use quorate_pki::{Authority, AuthoritySubject, KeyAlgorithm, KeyPair, LeafWish};
 
 use crate::home::Home;
@@ -21,6 +22,7 @@ use crate::kinds::etcd::backup::signing::{key_of, trust_of};
 use crate::kinds::etcd::backup::{BackupError, Teller, Vault, Which, note, sealed_ledger};
 use members::Members;
 
+pub use confirm::confirm;
 pub use watch::{Watching, watch};
 
 const TAKE: &str = "take a backup";
@@ -328,8 +330,12 @@ fn record(catalog: &Catalog) -> Option<BackupRecord> {
     let note = |manifest: &Manifest| BackupNote {
         id: manifest.label().to_owned(),
         at: manifest.taken.began,
-        revision: 0,
+        revision: manifest.mark.transaction.unwrap_or(0),
         verified_at: manifest.verified_at(),
+        history: manifest
+            .mark
+            .timeline
+            .map(|timeline| History { system_id: manifest.taken.system_id.clone(), timeline }),
     };
     let fulls = || catalog.backups.iter().rev().map(|listed| &listed.manifest);
     let newest = fulls().next()?;

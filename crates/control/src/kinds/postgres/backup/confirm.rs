@@ -1,0 +1,39 @@
+//! Whether the store still has the verified backup that the ledger notes.
+
+use quorate_core::model::{BackupNote, Ledger};
+use quorate_core::text::with_causes;
+
+use super::{catalog_of, is_what_was_taken};
+use crate::kinds::etcd::backup::signing::trust_of;
+use crate::kinds::etcd::backup::{BackupError, Confirmed, Which, open_store};
+
+/// Asks the store: the ledger remembers what was there once. The backup must be signed, verified, and have the list of files that was signed.
+pub async fn confirm(ledger: &Ledger) -> Confirmed {
+    let Some(note) = ledger.backups.as_ref().and_then(|backups| backups.verified.as_ref()) else {
+        return Confirmed { verified: None, why_not: None };
+    };
+    let why_not = match is_missing(ledger, note).await {
+        Ok(None) => return Confirmed { verified: Some(note.clone()), why_not: None },
+        Ok(Some(why)) => why,
+        Err(error) => {
+            format!("whether the verified backup {} still exists is unknown: {}", note.id, with_causes(&error))
+        }
+    };
+    Confirmed { verified: None, why_not: Some(why_not) }
+}
+
+/// What is wrong with it.
+async fn is_missing(ledger: &Ledger, BackupNote { id, .. }: &BackupNote) -> Result<Option<String>, BackupError> {
+    let store = open_store(&ledger.spec, Which::First)?;
+    let (cluster, place) = (ledger.spec.name.as_str(), store.place());
+    let trust = trust_of(Some(ledger), &ledger.spec, None, false);
+    let catalog = catalog_of(&store, cluster, Some(&ledger.cluster_id), &trust).await?;
+    let Some(listed) = catalog.find(id) else {
+        return Ok(Some(format!("the verified backup {id} is not in {place} any more")));
+    };
+    if listed.manifest.verified_at().is_none() {
+        return Ok(Some(format!("the last verification of backup {id} in {place} failed")));
+    }
+    let found = is_what_was_taken(&store, cluster, &listed.manifest).await?;
+    Ok(found.err().map(|damage| format!("the verified backup {id} in {place} is damaged since: {damage}")))
+}
