@@ -157,8 +157,8 @@ pub(crate) struct Inner {
     pub(crate) endpoint: String,
     pub(crate) channel: Channel,
     /// For separate connections: a long stream that is taken slowly must not hold up the other calls.
-    for_streams: Endpoint,
-    sockets: Option<Sockets>,
+    pub(crate) for_streams: Endpoint,
+    pub(crate) sockets: Option<Sockets>,
     pub(crate) request_timeout: Duration,
     pub(crate) session: Option<Session>,
 }

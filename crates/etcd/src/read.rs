@@ -131,7 +131,7 @@ impl Reading {
 const NOT_A_WATCH: &str = "what it sends is not a watch's answer";
 
 /// Messages are neither made nor understood here.
-struct AsItIs;
+pub(crate) struct AsItIs;
 
 impl Codec for AsItIs {
     type Encode = Bytes;

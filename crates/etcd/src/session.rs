@@ -30,7 +30,8 @@ const BETWEEN_DOUBTS: Duration = Duration::from_secs(5);
 type Outcome = Option<Result<Token, Error>>;
 
 pub(crate) struct Session {
-    login: Login,
+    /// `None` where somebody else has logged in, and only the token is known.
+    login: Option<Login>,
     state: Mutex<State>,
 }
 
@@ -44,7 +45,14 @@ struct State {
 
 impl Session {
     pub(crate) fn new(login: Login) -> Self {
-        Self { login, state: Mutex::default() }
+        Self { login: Some(login), state: Mutex::default() }
+    }
+
+    /// With a token that somebody got from etcd. When it dies, there is no other. `None` if it cannot be sent.
+    pub(crate) fn of_token(token: &str) -> Option<Self> {
+        let mut token: MetadataValue<Ascii> = token.parse().ok()?;
+        token.set_sensitive(true);
+        Some(Self { login: None, state: Mutex::new(State { known: Some(Some(token)), ..State::default() }) })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -53,6 +61,9 @@ impl Session {
 
     /// The next request logs in again, unless somebody has done so since.
     fn doubt(&self, token: &Token) {
+        if self.login.is_none() {
+            return;
+        }
         let mut state = self.state();
         let is_in_use = token.is_some() && state.known.as_ref() == Some(token);
         if is_in_use && state.doubted.is_none_or(|at| at.elapsed() >= BETWEEN_DOUBTS) {
@@ -136,6 +147,9 @@ impl Client {
 
     /// The token in use, or a new one if that is the `dead` one. Many callers whose token died at once lead to one login.
     async fn token(&self, session: &Session, dead: Option<&Token>) -> Result<Token, Error> {
+        if dead.is_some() && session.login.is_none() {
+            return Err(Error::Unauthenticated(LoginRefusal::DeadToken));
+        }
         let mut coming = {
             let mut state = session.state();
             if let Some(token) = &state.known
@@ -159,7 +173,8 @@ impl Client {
         let client = self.clone();
         tokio::spawn(async move {
             let Some(session) = &client.inner.session else { return };
-            let answer = tokio::time::timeout(LOGIN, client.authenticate(&session.login)).await;
+            let Some(login) = &session.login else { return };
+            let answer = tokio::time::timeout(LOGIN, client.authenticate(login)).await;
             let outcome = match answer.unwrap_or(Err(Error::Timeout)) {
                 Ok(token) => Ok(Some(token)),
                 Err(Error::AuthNotEnabled) => Ok(None),
