@@ -27,6 +27,7 @@ mod logs;
 mod orders;
 mod preflight;
 pub mod process;
+pub mod rates;
 mod reach;
 mod reboot;
 pub mod refused;

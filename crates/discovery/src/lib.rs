@@ -7,7 +7,6 @@
 mod cluster;
 mod files;
 mod grpc;
-mod rates;
 mod registry;
 mod server;
 mod store;

@@ -13,6 +13,7 @@ use hyper::service::service_fn;
 use hyper::{Request, Response, header};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use quorate_agent::crowd::Crowd;
+use quorate_agent::rates::Rates;
 use quorate_agent::refused::Refused;
 use rustix::net::sockopt::set_tcp_user_timeout;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -22,7 +23,6 @@ use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 
 use crate::grpc;
-use crate::rates::Rates;
 use crate::registry::{MemberId, Registration, Token};
 use crate::store::{Registered, Store, StoreError};
 use crate::v2::{self, ApiError, Request as Asked};
