@@ -2,6 +2,7 @@
 
 mod backup;
 mod discovery;
+mod front;
 mod kubernetes;
 mod ledger;
 mod machine;
@@ -18,6 +19,7 @@ use crate::completion;
 pub use crate::output::terminal::Colour;
 pub use backup::*;
 pub use discovery::*;
+pub use front::*;
 pub use kubernetes::*;
 pub use ledger::*;
 pub use machine::*;
@@ -166,6 +168,12 @@ pub enum Verb {
     /// What discovery.etcd.io does, as a service of your own. Clusters that quorate creates do not need it.
     #[command(subcommand)]
     Discovery(Discovery),
+    /// Serve one address in front of a cluster until SIGINT or SIGTERM
+    ///
+    /// gRPC is passed through to a member that serves, with TLS from end to end. Clients that speak HTTP/1.1, such as curl, get REST:
+    /// /health, /version, and etcd's v3 API as JSON below /v3, with a client certificate or user and password. Members are probed every
+    /// second, and one that a command is about to restart gets no new connections. Several fronts can serve one cluster.
+    Front(Front),
     /// Show the log of a member's etcd or PostgreSQL, or of its agent
     Logs(Logs),
     /// Cause faults in a running cluster and check that clients could rely on it

@@ -17,6 +17,7 @@ use quorate_control::kinds::etcd::clients::ClientError;
 use quorate_control::ledger::{ExportError, LedgerError};
 use quorate_discovery::DiscoveryError;
 use quorate_drill::DrillError;
+use quorate_front::FrontError;
 
 use crate::exit::Exit;
 
@@ -30,6 +31,8 @@ pub enum Error {
     Client(#[from] ClientError),
     #[error(transparent)]
     Discovery(#[from] DiscoveryError),
+    #[error(transparent)]
+    Front(#[from] FrontError),
     #[error(transparent)]
     Drill(#[from] DrillError),
     #[error(transparent)]

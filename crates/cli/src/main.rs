@@ -79,7 +79,7 @@ fn run(global: Global, verb: Verb) -> Result<Exit, Error> {
         }
         verb => verb,
     };
-    if global.verbose || matches!(verb, Verb::Discovery(cli::Discovery::Serve(_))) {
+    if global.verbose || matches!(verb, Verb::Discovery(cli::Discovery::Serve(_)) | Verb::Front(_)) {
         log(level);
     }
     // It fails only when one is installed already.
@@ -113,6 +113,7 @@ async fn perform(context: Context, verb: Verb) -> Result<Exit, Error> {
         Verb::Cert(cli::Cert::Issue(options)) => commands::clients::issue(&context, options),
         Verb::Kubernetes(options) => commands::kubernetes::run(&context, options),
         Verb::Discovery(verb) => commands::discovery::run(&context, verb).await,
+        Verb::Front(options) => commands::front::run(&context, options).await,
         Verb::Logs(options) => commands::logs::run(&context, options).await,
         Verb::Drill(options) => commands::drill::run(&context, options).await,
         Verb::Down(options) => commands::power::down(&context, options).await,
@@ -158,8 +159,8 @@ fn named_home(global: &Global) -> Result<Home, Error> {
 
 /// Only our own crates tell details: what libraries log may hold what travels through them.
 fn log(level: LevelFilter) {
-    let ours =
-        ["quorate", "quorate_agent", "quorate_control", "quorate_discovery", "quorate_etcd"].map(|of| (of, level));
+    let ours = ["quorate", "quorate_agent", "quorate_control", "quorate_discovery", "quorate_etcd", "quorate_front"]
+        .map(|of| (of, level));
     let told = Targets::new().with_default(LevelFilter::WARN).with_targets(ours);
     let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
     tracing_subscriber::registry().with(lines).with(told).init();

@@ -190,7 +190,7 @@ fn own_certificate(directory: &std::path::Path, host: &str, listen: SocketAddr) 
 }
 
 /// As many connections as wanted, or as this process may open.
-fn connections(wanted: u32) -> usize {
+pub fn connections(wanted: u32) -> usize {
     use rustix::process::{Resource, getrlimit, setrlimit};
     /// For what is not a connection.
     const OTHERS: u64 = 64;

@@ -9,6 +9,7 @@ pub mod destroy;
 pub mod discard;
 pub mod discovery;
 pub mod drill;
+pub mod front;
 pub mod history;
 pub mod image;
 pub mod key;

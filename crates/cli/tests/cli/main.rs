@@ -17,6 +17,7 @@ mod discovery;
 mod drill;
 mod endings;
 mod floods;
+mod front;
 mod given_machines;
 mod history;
 mod intruders;

@@ -241,7 +241,7 @@ impl Store {
         LedgerError::Lost { by }
     }
 
-    fn newest(&self) -> Result<Option<u64>, LedgerError> {
+    pub(crate) fn newest(&self) -> Result<Option<u64>, LedgerError> {
         Ok(self.versions()?.into_iter().max())
     }
 

@@ -1,6 +1,6 @@
 //! The history of a cluster: every step that was ever begun, when, by whom, why, and how it ended. One line of JSON for each
-//! event, next to the ledger, appended with one write each; it travels with an export and goes with the cluster. Nothing is ever
-//! decided from it, and no secret is in it.
+//! event, next to the ledger, appended with one write each; it travels with an export and goes with the cluster. No step is ever
+//! decided from it, and no secret is in it. A front follows it, and sends nobody to a member that is about to be stopped.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -211,6 +211,21 @@ fn entries(text: &str, running: Option<u64>) -> Vec<Entry> {
         }
     }
     entries
+}
+
+/// What a line says to somebody who follows the file.
+pub(crate) enum Note {
+    Begins { run: String, step: u64, kind: String, member: Option<String>, at: Timestamp },
+    Ends { run: String, step: u64 },
+}
+
+/// What can be read of these lines.
+pub(crate) fn notes(text: &str) -> impl Iterator<Item = Note> {
+    let lines = text.lines().filter_map(|line| serde_json::from_str::<Line>(line).ok());
+    lines.map(|Line { at, run, step, what }| match what {
+        What::Begins(Beginning { kind, member, .. }) => Note::Begins { run, step, kind, member, at },
+        What::Done | What::Failed { .. } => Note::Ends { run, step },
+    })
 }
 
 /// Writes the history of one run.

@@ -56,6 +56,8 @@ pub enum ClientError {
     NoAuthorityKey,
     #[error("user {user} is not declared in the spec; declared are: {declared}")]
     Undeclared { user: String, declared: String },
+    #[error("the front acts as nobody named {0:?}")]
+    NotAs(String),
     #[error("clients of this cluster log in with a password; certificates are not needed")]
     PasswordLogin,
     #[error("another command works on {0}, and an issued certificate must be noted first: try again when it has ended")]
