@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::common::intruder::Intruder;
-use crate::common::{Run, Sandbox, address, eventually, newest, newest_of, signal, spec};
+use crate::common::{Run, Sandbox, address, eventually, lab, newest, newest_of, signal, spec};
 
 const PORT: u16 = 2379;
 const AUTH: &str = "auth:
@@ -251,7 +251,7 @@ fn who_says_nothing_or_nonsense_holds_up_nobody() {
         .collect();
     assert!(slow.len() > 500, "only {} connections", slow.len());
     // One of them may be displaced by the others, and then tries again.
-    eventually("somebody with a word to say is served", 5, || front.curl(&[], "/health", None).0 == 200);
+    eventually("somebody with a word to say is served", 30, || front.curl(&[], "/health", None).0 == 200);
     // Each is closed in time.
     let mut last = slow.last().expect("one").try_clone().expect("a handle");
     last.set_read_timeout(Some(Duration::from_secs(8))).expect("a time");
@@ -459,7 +459,7 @@ fn clients_go_on_while_members_are_killed_hung_restarted_and_upgraded() {
     }
     eventually("etcd-3 serves again", 30, || front.log().matches("serves member=\"etcd-3\"").count() >= 1);
     front.apply(&older, "quota: 3GiB", AUTH);
-    front.apply(&version, "quota: 3GiB", AUTH);
+    front.apply(&version, &format!("quota: 3GiB, binary: {{path: {:?}}}", lab(&version)), AUTH);
     let log = front.log();
     assert!(log.contains("is about to be stopped"), "{log}");
     front.sandbox.quorate(&["replace", "c", "etcd-1", "--yes"]).ok();
@@ -498,7 +498,7 @@ fn what_cannot_work_is_said_at_the_start() {
     let flags = ["--host", "etcd.example.org", "--insecure-http"];
     let mut child = spawn(&sandbox, 1, &flags);
     let log = || fs::read_to_string(sandbox.path().join("front.log")).unwrap_or_default();
-    eventually("the warning", 10, || log().contains("tls: {extra_sans: [etcd.example.org]}"));
+    eventually("the warning", 30, || log().contains("tls: {extra_sans: [etcd.example.org]}"));
     let url = |host: &str| format!("http://{host}:{PORT}/health");
     let ca = sandbox.environment("c")["ETCDCTL_CACERT"].clone();
     assert_eq!(curl(&ca, &[], &url(&address(1)), None).0, 200);
