@@ -28,16 +28,16 @@ pub const USER_VALIDITY: SignedDuration = SignedDuration::from_hours(1);
 const LONGEST_HINT: SignedDuration = SignedDuration::from_secs(60);
 /// Steps during or after which a member's etcd does not serve.
 const STOPPING: [&str; 10] = [
-    "destroy_machine",
-    "move_leader",
-    "reboot_machine",
+    "destroy-machine",
+    "move-leader",
+    "reboot-machine",
     "rebuild",
-    "restart_etcd",
-    "restore_data",
-    "stop_etcd",
-    "stop_machine",
-    "take_raft_snapshot",
-    "wipe_data",
+    "restart-etcd",
+    "restore-data",
+    "stop-etcd",
+    "stop-machine",
+    "take-raft-snapshot",
+    "wipe-data",
 ];
 
 /// A machine that may serve clients.
@@ -191,6 +191,13 @@ mod tests {
     use super::*;
 
     #[test]
+    fn every_step_that_stops_a_member_is_one() {
+        for kind in STOPPING {
+            assert!(quorate_core::planner::Action::KINDS.contains(&kind), "{kind}");
+        }
+    }
+
+    #[test]
     fn a_member_is_about_to_stop_from_the_beginning_of_the_step_to_its_end() {
         let directory = tempfile::tempdir().expect("a directory");
         let home = Home::at(directory.path().to_owned());
@@ -205,20 +212,20 @@ mod tests {
             )
         };
         let ended = |step: u64| format!("{{\"at\":\"{now}\",\"run\":\"r\",\"step\":{step},\"event\":\"done\"}}\n");
-        file.write_all(line(1, "restart_etcd").as_bytes()).expect("a line");
+        file.write_all(line(1, "restart-etcd").as_bytes()).expect("a line");
         let mut stops = Stops::new(&home, "c");
         let mut say = |text: &str| {
             file.write_all(text.as_bytes()).expect("a line");
             stops.look(now).expect("a file").into_iter().collect::<Vec<_>>()
         };
         assert!(say("").is_empty(), "a step from before counts");
-        assert!(say(&line(2, "push_config")).is_empty());
-        let restart = line(3, "restart_etcd");
+        assert!(say(&line(2, "push-config")).is_empty());
+        let restart = line(3, "restart-etcd");
         assert!(say(&restart[..40]).is_empty());
         assert_eq!(say(&restart[40..]), ["etcd-2"]);
         assert!(say("no JSON\n").contains(&String::from("etcd-2")));
         assert!(say(&ended(3)).is_empty());
-        assert_eq!(say(&line(4, "stop_machine")), ["etcd-2"]);
+        assert_eq!(say(&line(4, "stop-machine")), ["etcd-2"]);
         assert!(stops.look(now + LONGEST_HINT).expect("a file").is_empty());
     }
 }
