@@ -26,6 +26,8 @@ const PASSWORDS: &str = "auth:
 
 /// A front in a sandbox. Everything that runs there ends with it.
 struct Front {
+    /// An address belongs to the thread of its test; clients may run on others.
+    at: String,
     sandbox: Sandbox,
     child: Child,
 }
@@ -36,7 +38,8 @@ impl Front {
         let sandbox = Sandbox::new(version);
         sandbox.file("app.pw", "correct horse\n");
         sandbox.file("other.pw", "battery staple\n");
-        let front = Front { child: Command::new("true").spawn().expect("a child"), sandbox };
+        let at = format!("{}:{PORT}", address(1));
+        let front = Front { at, child: Command::new("true").spawn().expect("a child"), sandbox };
         front.apply(version, etcd, rest);
         front.again(flags)
     }
@@ -63,7 +66,7 @@ impl Front {
     }
 
     fn url(&self, path: &str) -> String {
-        format!("https://{}:{PORT}{path}", address(1))
+        format!("https://{}{path}", self.at)
     }
 
     /// A certificate of a user, for etcdctl through the front.
