@@ -142,7 +142,7 @@ pub async fn run(
         members: Members::new(options.prefer),
         places: Places::new(options.connections, options.connections_of_one),
         behind: Mutex::new(Arc::new(behind)),
-        rest: Rest::default(),
+        rest: Rest::new(url(&options)),
         hosts: options.hosts.clone(),
         insecure_http: options.insecure_http,
         stop: watch::Sender::new(false),
@@ -180,6 +180,14 @@ async fn drain(shared: &Shared, patience: Duration) {
     if shared.places.count() > 0 {
         tracing::info!(connections = shared.places.count(), "connections that are still open are closed");
     }
+}
+
+/// What clients call the front.
+fn url(options: &Options) -> String {
+    let host = options.hosts.first().map_or("localhost", String::as_str);
+    let host = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
+    let scheme = if options.insecure_http { "http" } else { "https" };
+    format!("{scheme}://{host}:{}", options.listen.port())
 }
 
 fn split(hosts: &[String]) -> (Vec<String>, Vec<IpAddr>) {
@@ -250,6 +258,12 @@ async fn follow(
         }
         ledger_at = Instant::now();
         shared.members.let_go();
+        for member in &*shared.members.all() {
+            let health = member.health();
+            if health.id != 0 {
+                shared.rest.keys.probed(health.id, health.took);
+            }
+        }
         let known = shared.behind();
         let newest = front::version(home, &options.cluster);
         let is_new = matches!(newest, Ok(Some(newest)) if newest != version);

@@ -1,5 +1,5 @@
-//! REST: `/health`, `/version`, and etcd's v3 API as JSON. Every request has a size and a time, and all together have a bounded part of
-//! the memory. What a client sends is never passed on as it is: it becomes a call of gRPC, or is refused.
+//! REST: `/health`, `/version`, etcd's v3 API as JSON, and its v2 API. Every request has a size and a time, and all together have a
+//! bounded part of the memory. What a client sends is never passed on as it is: it becomes a call of gRPC, or is refused.
 
 use std::convert::Infallible;
 use std::io;
@@ -13,10 +13,12 @@ use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Empty, Full, Limited, StreamBody};
 use hyper::body::{Body, Frame, Incoming};
 use hyper::header::{self, HeaderMap};
+use hyper::http::request::Parts;
 use hyper::{Method, Request, Response};
 use hyper_util::rt::TokioIo;
 use quorate_agent::rates::Rates;
-use quorate_etcd::{Answers, Reach, Refusal};
+use quorate_etcd::{Answers, Client, Reach, Refusal};
+use quorate_keys::{Keys, Settings};
 use rustls::pki_types::ServerName;
 use serde_json::{Value, json};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -31,6 +33,8 @@ use crate::who::{Clients, Denied, Shown, Who, who};
 
 /// More than etcd takes by default, in base64.
 const LARGEST_BODY: usize = 4 << 20;
+/// How often what version 2 has left behind is looked for.
+const SWEEP: Duration = Duration::from_secs(180);
 const BODY: Duration = Duration::from_secs(10);
 /// What all bodies together may take.
 const BODIES_KIB: usize = 64 << 10;
@@ -64,6 +68,9 @@ pub struct Peer {
 
 pub struct Rest {
     pub clients: Clients,
+    /// Version 2 of the API.
+    pub keys: Keys,
+    swept: Mutex<Instant>,
     at_once: Arc<Semaphore>,
     watches: Arc<Semaphore>,
     bodies: Arc<Semaphore>,
@@ -72,10 +79,14 @@ pub struct Rest {
     version: tokio::sync::Mutex<Option<(Instant, Bytes)>>,
 }
 
-impl Default for Rest {
-    fn default() -> Self {
+impl Rest {
+    /// `url`: what clients call the front.
+    pub fn new(url: String) -> Self {
+        let settings = Settings { max_waiters: WATCHES, advertised: vec![url], ..Settings::default() };
         Rest {
             clients: Clients::default(),
+            keys: Keys::new(settings),
+            swept: Mutex::new(Instant::now()),
             at_once: Arc::new(Semaphore::new(AT_ONCE)),
             watches: Arc::new(Semaphore::new(WATCHES)),
             bodies: Arc::new(Semaphore::new(BODIES_KIB)),
@@ -118,11 +129,12 @@ async fn outcome(shared: &Arc<Shared>, peer: &Peer, request: Request<Incoming>) 
         "/health" | "/version" if !is_get => Err((405, String::from("only GET is allowed here"))),
         "/health" => Ok(health(shared)),
         "/version" => version(shared).await,
+        path if Keys::serves(path) => v2(shared, peer, head, body).await,
         path => {
             let behind = shared.behind();
             let Some(call) = gateway::find(path) else {
                 let offered = gateway::offered();
-                return Err((404, format!("not found; offered are: /health /version {offered}")));
+                return Err((404, format!("not found; offered are: /health /version /v2/keys {offered}")));
             };
             if head.method != Method::POST {
                 return Err((405, format!("{path} is called with POST")));
@@ -139,6 +151,33 @@ async fn outcome(shared: &Arc<Shared>, peer: &Peer, request: Request<Incoming>) 
             }
         }
     }
+}
+
+/// The library answers as the user whose client it gets.
+async fn v2(shared: &Arc<Shared>, peer: &Peer, head: Parts, body: Incoming) -> Result<Answer, Denied> {
+    let (behind, rest) = (shared.behind(), &shared.rest);
+    let who = who(&behind, peer.shown.as_ref(), &head.headers, false)?;
+    rest.may_log_in(peer.from.ip(), &who, Kind::Read)?;
+    let _place = rest.at_once.clone().try_acquire_owned().map_err(|_| busy("too many requests"))?;
+    let (body, _room) = whole(rest, body).await?;
+    let is_read = head.method == Method::GET || head.method == Method::HEAD;
+    let mut request = Request::from_parts(head, body);
+    // The library has no use for what proves who somebody is.
+    request.headers_mut().remove(header::AUTHORIZATION);
+    let mut candidates = shared.members.candidates().into_iter().peekable();
+    while let Some(member) = candidates.next() {
+        let client = rest.clients.get(&behind, &member, &who)?;
+        let answer = rest.keys.answer(request.clone(), &client).await;
+        // Another member may answer what changes nothing.
+        if answer.status().is_server_error() && is_read && candidates.peek().is_some() {
+            continue;
+        }
+        if answer.status().is_success() && !is_read {
+            rest.sweep_as(client);
+        }
+        return Ok(answer);
+    }
+    Err((503, String::from("no member is known")))
 }
 
 fn busy(what: &str) -> Denied {
@@ -231,6 +270,23 @@ impl Rest {
             true => Ok(()),
             false => Err((429, String::from("too many logins from this address; try again in a few seconds"))),
         }
+    }
+
+    /// The front has no rights, so it tidies up with those of a user who writes. That of others is left to others.
+    fn sweep_as(&self, client: Client) {
+        let mut swept = self.swept.lock().unwrap_or_else(PoisonError::into_inner);
+        if swept.elapsed() < SWEEP {
+            return;
+        }
+        *swept = Instant::now();
+        let keys = self.keys.clone();
+        tokio::spawn(async move {
+            match timeout(SWEEP, keys.sweep(&client)).await {
+                Ok(Ok(swept)) => tracing::debug!(?swept, "the remains of v2 were removed"),
+                Ok(Err(error)) => tracing::debug!(%error, "the remains of v2 stay"),
+                Err(_) => tracing::debug!("looking for remains of v2 took too long"),
+            }
+        });
     }
 
     fn note(&self, who: &Who, refusal: &Refusal) {

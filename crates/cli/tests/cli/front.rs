@@ -490,6 +490,54 @@ fn clients_go_on_while_members_are_killed_hung_restarted_and_upgraded() {
     fs::rename(&hidden, &ledger).expect("back");
 }
 
+/// A v2 request with curl's flags, as a user with a password.
+fn v2(front: &Front, path: &str, flags: &[&str]) -> (u16, Value) {
+    front.curl(&[&["-u", "app:correct horse"], flags].concat(), path, None)
+}
+
+#[test]
+fn curl_lines_written_for_v2_work_on_an_etcd_without_it() {
+    let front = Front::up(&newest(), "client_auth: password", &PASSWORDS.replace("/a/", "/v2/"), &[]);
+    let put = |path: &str, value: &str| v2(&front, path, &["-XPUT", "-d", &format!("value={value}")]);
+    let (status, set) = put("/v2/keys/planets", "earth jupiter mars");
+    assert_eq!((status, &set["action"], &set["node"]["key"]), (201, &json!("set"), &json!("/planets")), "{set}");
+    assert_eq!(put("/v2/keys/galaxies", "milky way / Orion").0, 201);
+    let (_, read) = v2(&front, "/v2/keys/galaxies", &[]);
+    assert_eq!((&read["action"], &read["node"]["value"]), (&json!("get"), &json!("milky way / Orion")), "{read}");
+    assert_eq!(read["node"]["modifiedIndex"], read["node"]["createdIndex"], "{read}");
+    let (status, changed) = put("/v2/keys/planets", "mercury/venus/saturn/jupiter/earth");
+    assert_eq!((status, &changed["prevNode"]["value"]), (200, &json!("earth jupiter mars")), "{changed}");
+    let stale = format!("/v2/keys/planets?prevIndex={}", set["node"]["modifiedIndex"]);
+    assert_eq!(put(&stale, "pluto").1["errorCode"], 101);
+    let (_, gone) = v2(&front, "/v2/keys/planets", &["-XDELETE"]);
+    assert_eq!((&gone["action"], &gone["node"]["key"]), (&json!("delete"), &json!("/planets")), "{gone}");
+    assert_eq!(v2(&front, "/v2/keys/planets", &[]).1["errorCode"], 100);
+
+    // A wait through the front ends with the event.
+    let at = gone["node"]["modifiedIndex"].as_u64().expect("an index") + 1;
+    let url = front.url(&format!("/v2/keys/comets?wait=true&waitIndex={at}"));
+    let flags = ["-sS", "--max-time", "20", "--cacert", &front.ca(), "-u", "app:correct horse", &url];
+    let waiting = Command::new("curl").args(flags).stdout(Stdio::piped()).spawn().expect("curl");
+    assert_eq!(put("/v2/keys/comets", "halley").0, 201);
+    let event: Value = serde_json::from_slice(&waiting.wait_with_output().expect("curl").stdout).expect("JSON");
+    assert_eq!(event["node"]["value"], "halley", "{event}");
+
+    let (_, leader) = v2(&front, "/v2/stats/leader", &[]);
+    assert_eq!(leader["followers"].as_object().map(|followers| followers.len()), Some(2), "{leader}");
+    let (_, machines) = v2(&front, "/v2/machines", &[]);
+    assert_eq!(machines, json!(front.url("")), "v2 clients come back to the front");
+
+    // Nobody gets more than etcd gives them, and members are not changed this way.
+    let other = front.curl(&["-u", "other:battery staple"], "/v2/keys/galaxies", None);
+    assert_eq!((other.0, &other.1["errorCode"]), (401, &json!(110)), "{}", other.1);
+    assert_eq!(front.curl(&["-u", "app:wrong"], "/v2/keys/galaxies", None).0, 401);
+    assert_eq!(front.curl(&[], "/v2/keys/galaxies", None).0, 401);
+    assert!(v2(&front, "/v2/members", &["-XPOST", "-d", "{}"]).0 >= 400);
+    // The same nodes, to etcdctl.
+    let listed = front.sandbox.etcdctl(&newest(), "c", &["get", "--prefix", "/v2/", "--keys-only"]).ok().stdout;
+    assert!(listed.contains("/v2//galaxies"), "{listed}");
+}
+
 #[test]
 fn what_cannot_work_is_said_at_the_start() {
     let version = newest();
