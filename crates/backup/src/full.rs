@@ -21,7 +21,7 @@ use crate::pipe::{self, CheckedSnapshot, Checking, Sealed, Sealing, SnapshotChec
 use crate::settings::Settings;
 use crate::signed::{self, Kind, Trust};
 use crate::small;
-use crate::source::{About, Source, count_at, newest_revision};
+use crate::source::{About, Source, count_at, hash_at, newest_revision};
 use crate::store::{Object, SMALL, Store, sha256_hex};
 use crate::throwaway::SnapshotFile;
 
@@ -114,7 +114,7 @@ async fn stored(
     let measured = async {
         // At once: the revision may be compacted by the time that all is stored.
         let keys = source.range(count_at(revision)).await?.count;
-        Ok((Hash::from(source.hash_kv(revision).await?), keys))
+        Ok((Hash::from(hash_at(source, revision).await?), keys))
     };
     let path = names.snapshot(&draft.id);
     let uploaded =

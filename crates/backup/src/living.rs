@@ -11,7 +11,7 @@ use quorate_core::text::plural;
 use crate::Error;
 use crate::manifest::{Hash, Manifest};
 use crate::replay::after;
-use crate::source::{Source, SourceError, count_at, newest_revision};
+use crate::source::{Source, SourceError, count_at, hash_at, newest_revision};
 use crate::throwaway::Throwaway;
 use crate::verify::hash_as;
 
@@ -79,7 +79,7 @@ async fn ask(source: &dyn Source, revision: i64) -> Result<Told, SourceError> {
     }
     let told = async {
         let keys = source.range(count_at(revision)).await?.count;
-        Ok(Told::Holds { keys, hash: Hash::from(source.hash_kv(revision).await?) })
+        Ok(Told::Holds { keys, hash: Hash::from(hash_at(source, revision).await?) })
     };
     match told.await {
         Err(SourceError::Compacted { .. }) => Ok(Told::Compacted),

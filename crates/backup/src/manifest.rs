@@ -101,6 +101,15 @@ pub struct Hash {
     pub compact_revision: i64,
 }
 
+impl Hash {
+    /// Whether both speak of the same data and differ. etcd remembers the hash that it computed while it compacted, which covers what it
+    /// has dropped since, and answers with it when asked for the revision of that compaction. Data that was restored cannot have that
+    /// hash, and says nothing against it.
+    pub fn contradicts(&self, other: &Hash) -> bool {
+        self.compact_revision == other.compact_revision && self != other
+    }
+}
+
 impl From<HashKv> for Hash {
     fn from(HashKv { hash, revision, compact_revision }: HashKv) -> Self {
         Hash { hash, revision, compact_revision }

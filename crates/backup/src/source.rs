@@ -75,6 +75,17 @@ pub trait Source: Send + Sync {
     async fn range(&self, query: RangeQuery) -> Result<RangeResult, SourceError>;
 }
 
+/// etcd 3.4 does not hash the revision that it is compacted up to, unless it is asked for its newest one and that is the same.
+pub(crate) async fn hash_at(source: &dyn Source, revision: i64) -> Result<HashKv, SourceError> {
+    match source.hash_kv(revision).await {
+        Err(compacted @ SourceError::Compacted { .. }) => {
+            let newest = source.hash_kv(0).await?;
+            if newest.revision == revision { Ok(newest) } else { Err(compacted) }
+        }
+        told => told,
+    }
+}
+
 /// The newest revision, as agreed by the cluster.
 pub(crate) async fn newest_revision(source: &dyn Source) -> Result<i64, SourceError> {
     let query = RangeQuery { count_only: true, ..RangeQuery::new(KeyRange::key([0])) };

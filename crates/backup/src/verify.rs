@@ -127,18 +127,29 @@ pub(crate) async fn compare_with_manifest(
         return Err(differs("the number of keys", manifest.keys.to_string(), keys.to_string()));
     }
     let hash = hash_as(client, manifest.hash).await?;
-    if hash != manifest.hash {
+    if hash.contradicts(&manifest.hash) {
         return Err(differs("the hash", format!("{:?}", manifest.hash), format!("{hash:?}")));
     }
     Ok((revision, hash, keys))
 }
 
-/// The hash at the same revision, and compacted as far as the other was: only then do they compare.
+/// The hash at the same revision, and compacted as far as the other was if that is possible: only then do they compare.
 pub(crate) async fn hash_as(client: &Client, other: Hash) -> Result<Hash, Error> {
-    let hash = Hash::from(client.hash_kv(other.revision).await?);
+    let hash = hash_at(client, other.revision).await?;
     if hash.compact_revision >= other.compact_revision {
         return Ok(hash);
     }
     client.compact(other.compact_revision, true).await?;
-    Ok(Hash::from(client.hash_kv(other.revision).await?))
+    hash_at(client, other.revision).await
+}
+
+/// As [`crate::source::hash_at`].
+async fn hash_at(client: &Client, revision: i64) -> Result<Hash, Error> {
+    match client.hash_kv(revision).await {
+        Err(compacted @ quorate_etcd::Error::Compacted { .. }) => {
+            let newest = client.hash_kv(0).await?;
+            if newest.revision == revision { Ok(newest.into()) } else { Err(compacted.into()) }
+        }
+        told => Ok(told?.into()),
+    }
 }

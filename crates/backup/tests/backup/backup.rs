@@ -73,6 +73,34 @@ async fn a_backup_is_taken_verified_and_brought_back_3_7() {
     taken_verified_and_brought_back("3.7.3").await;
 }
 
+/// An idle cluster is compacted up to its newest revision. etcd answers with the hash that it computed before it dropped anything.
+#[tokio::test]
+async fn a_backup_of_data_that_was_compacted_up_to_its_end_is_good() {
+    for version in ["3.4.23", VERSION, "3.6.16", "3.7.3"] {
+        let (room, living) = (Room::new(version), Living::start(version).await);
+        living.fill(20).await;
+        living.fill(20).await;
+        let before = living.contents(0).await;
+        living.client.compact(before.revision, true).await.unwrap();
+        let (manifest, draft) = room.create(&living, &Settings::default()).await;
+        assert_eq!(manifest.revision, before.revision, "etcd {version}");
+        let newest = room.newest().await;
+        let verification =
+            verify(&room.store, &newest, draft.key(), &room.workshop(), &[&living], Some(&signing())).await;
+        let outcome = verification.unwrap().outcome;
+        assert!(matches!(outcome, Outcome::Ok(_)), "etcd {version}: {outcome:?}");
+        // The signature is taken away, so it is restored and compared once more.
+        let mut catalog = room.catalog().await;
+        catalog.fulls.iter_mut().for_each(|full| full.signed_by = None);
+        let choice = choose(&room.store, &catalog, &Wish::Newest).await.unwrap();
+        let (workshop, directory) = (room.workshop(), room.prepared());
+        let prepared = prepare(&room.store, &catalog, &choice, None, &workshop, &directory, &|_| {}).await.unwrap();
+        let restored = Throwaway::start(&room.programs, &prepared.path, &room.scratch).await.unwrap();
+        assert_eq!(contents(restored.client(), 0).await.pairs, before.pairs, "etcd {version}");
+        restored.end().await;
+    }
+}
+
 /// Who can write to the store can write a verification too, and only a signature tells whose it is.
 #[tokio::test]
 async fn what_was_verified_is_not_verified_again_before_a_restore_unless_nobody_signed() {
