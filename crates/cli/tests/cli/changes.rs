@@ -76,6 +76,11 @@ impl Living {
         self.machine(machine).join("root/var/lib/etcd")
     }
 
+    fn has_raft_snapshot(&self, machine: &str) -> bool {
+        let entries = fs::read_dir(self.data(machine).join("member/snap")).expect("its snapshots").flatten();
+        entries.into_iter().any(|entry| entry.path().extension().is_some_and(|kind| kind == "snap"))
+    }
+
     fn processes_of(&self, machine: &str, kind: &str) -> Option<u32> {
         let root = self.machine(machine).join("root").display().to_string();
         let found = self.sandbox.processes();
@@ -186,10 +191,12 @@ fn what_3_5_wrote_to_the_logs_is_behind_a_snapshot_before_3_7_starts() {
     living.fill();
     living.edit(&members_named(3), &v36, "", "");
     living.apply(&[]).ok();
+    // On a slow machine etcd may have taken snapshots by itself.
+    let without = ["etcd-1", "etcd-2", "etcd-3"].iter().filter(|member| !living.has_raft_snapshot(member)).count();
     living.edit(&members_named(4), &v37, "", "");
     let told = living.apply(&[]).ok().text();
     let count = |what: &str| told.lines().filter(|line| line.contains(what) && line.contains("done (")).count();
-    assert_eq!(count("so that it takes a Raft snapshot"), 3, "{told}");
+    assert_eq!(count("so that it takes a Raft snapshot"), without, "{told}");
     assert!(!told.contains("execute job failed"), "{told}");
     living.version.clone_from(&v37);
     assert_eq!(living.running_versions(), BTreeSet::from([v37]));
