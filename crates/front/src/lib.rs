@@ -1,7 +1,7 @@
 //! One address in front of a cluster of etcd. gRPC is passed through to a member that serves, with TLS from end to end; REST is served
 //! here, for clients that show a certificate or a password.
 //!
-//! It promises that nobody gets more through it than from etcd itself: it has no rights of its own, and never acts as root. It changes
+//! It promises that nobody gets more through it than from etcd itself: it has no rights in etcd, and never acts as root. It changes
 //! nothing in the cluster or in its ledger, so any number of fronts can run, and each can be killed at any time.
 
 mod behind;

@@ -243,7 +243,7 @@ async fn fetch(
 
 impl Shared {
     /// A page in somebody's browser must not use the certificate or the password that the browser has, nor reach what listens on
-    /// loopback under a name of its own.
+    /// loopback under a name that it chose.
     fn check_origin(&self, peer: &Peer, headers: &HeaderMap) -> Result<(), Denied> {
         let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
         let host = text("host").unwrap_or_default();

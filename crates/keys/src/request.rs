@@ -51,7 +51,7 @@ pub struct Ttl {
 pub enum Kind {
     Set,
     Create,
-    /// Under a name of its own, after all earlier ones.
+    /// Under a new name, after all earlier ones.
     Post,
     Update,
     CompareAndSwap(Expected),

@@ -148,7 +148,7 @@ async fn random(version: &str) {
         for _ in 0..STEPS {
             let mut step = step(&mut dice, written);
             if version.starts_with("3.5") {
-                // It cannot update a directory: an error of its own, which 3.4 has not.
+                // It cannot update a directory: an error that 3.4 does not have.
                 for text in [&mut step.query, &mut step.form] {
                     *text = text.replace("prevExist=", "unknown=");
                 }

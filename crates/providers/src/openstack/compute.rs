@@ -116,7 +116,7 @@ impl Openstack {
     }
 
     /// Confirms resizes, and reboots what is broken. A server that stays broken is left to the planner, which replaces it.
-    pub(super) async fn mend(&self, server: &Server) -> Result<(), OpenstackError> {
+    pub(super) async fn set_right(&self, server: &Server) -> Result<(), OpenstackError> {
         if server.is_busy() || !(server.status == "VERIFY_RESIZE" || server.is_down()) {
             return Ok(());
         }
@@ -127,7 +127,7 @@ impl Openstack {
                 | OpenstackError::Failed { .. }
                 | OpenstackError::TooSlow { .. },
             ) => Ok(()),
-            mended => mended,
+            told => told,
         }
     }
 

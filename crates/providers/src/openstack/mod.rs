@@ -180,7 +180,7 @@ impl Provider for Openstack {
 
     async fn admit(&self, fence: u64) -> Result<(), ProviderError> {
         for (server, _) in self.ours().await?.iter().filter(|(_, mark)| mark.state == State::Whole) {
-            self.mend(server).await?;
+            self.set_right(server).await?;
         }
         if let Some(ports) = self.sweep(|made, _| made < fence).await? {
             self.keep_groups(&ports).await?;
