@@ -75,7 +75,7 @@ async fn read_on(stream: &TcpStream) -> Result<Hello, HelloError> {
     }
 }
 
-/// gRPC is spoken over HTTP/2 alone. Whoever can do with HTTP/1.1, as curl can, or says nothing, is answered with REST.
+/// gRPC is spoken over HTTP/2 alone. A client that also offers HTTP/1.1, as curl does, or offers nothing, gets REST.
 fn judge(accepted: Accepted, read: Vec<u8>, unread: &[u8]) -> Result<Hello, HelloError> {
     let protocols: Vec<Vec<u8>> =
         accepted.client_hello().alpn().map(|protocols| protocols.map(<[u8]>::to_vec).collect()).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! How many connections there may be, of all clients and of one. Whoever is in stays in: a stranger's flood ends nobody's work.
+//! How many connections there may be, of all clients and of one. A connection that was accepted stays: a flood of new ones ends none of them.
 
 use std::collections::HashMap;
 use std::net::IpAddr;

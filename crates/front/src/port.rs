@@ -1,5 +1,4 @@
-//! The one address. Whoever has not said yet what he wants has a place in a bounded crowd; after that every connection has one of a
-//! bounded number, and keeps it.
+//! The one address. Connections that have not said hello yet are bounded, and so are all others, which keep their place.
 
 use std::convert::Infallible;
 use std::io;

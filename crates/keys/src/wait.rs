@@ -205,7 +205,7 @@ async fn open(
     if may_expire {
         let range = layout.watched_with_ancestors(&wait.path, wait.recursive);
         match client.watch_changes(range.clone(), from).await {
-            // Whoever may read a part of the keys alone is told of that part.
+            // A user who may read only a part of the keys is told of that part.
             Err(Error::PermissionDenied) => {}
             answer => return Ok((range, answer?)),
         }

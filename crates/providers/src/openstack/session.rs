@@ -382,7 +382,7 @@ fn refusal(doing: &str, answer: &Answer) -> OpenstackError {
     }
 }
 
-/// What a service says of its refusal. Each wraps it in a word of its own.
+/// What a service says of its refusal. Each wraps it in another key.
 fn said(body: &Value) -> String {
     let message = |value: &Value| value.get("message").and_then(Value::as_str).map(str::to_owned);
     let wrapped = || body.as_object().and_then(|body| body.values().find_map(message));
