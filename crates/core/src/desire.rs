@@ -123,7 +123,11 @@ impl Configs {
 pub fn openings(ledger: &Ledger) -> Vec<Opening> {
     let mut spec = ledger.spec.clone();
     spec.host.get_or_insert_default().firewall.enabled = true;
-    let configs = Configs::render(&spec, ledger, &Brought::default(), "");
+    // Ports depend neither on passwords nor on the passphrase of backups, which may not exist yet.
+    spec.backup.iter_mut().for_each(|backup| backup.recipients.clear());
+    let mut ledger = ledger.clone();
+    ledger.postgres.passwords.get_or_insert_with(postgres::Passwords::empty);
+    let configs = Configs::render(&spec, &ledger, &Brought::default(), "");
     let all = configs.members.values().filter_map(|member| kinds::openings(&member.config)).flatten();
     all.collect::<BTreeSet<_>>().into_iter().collect()
 }

@@ -150,3 +150,23 @@ fn the_logs_of_a_machine_are_those_of_what_runs_on_it() {
     spec.postgres.as_mut().unwrap().haproxy = Some(elsewhere);
     assert_eq!(logs(&spec), [patroni]);
 }
+
+#[test]
+fn a_cloud_opens_the_port_of_backups_before_there_is_a_passphrase_for_them() {
+    let text = "quorate: 1\nclusters:\n  - name: shop\n    kind: postgres\n    \
+                provider: {libvirt: {pool: p, image: {volume: i}}}\n    \
+                members: [{name: pg-1, libvirt: {interfaces: [{network: n, address: 192.0.2.1, prefix: 24}]}}]\n    \
+                postgres: {version: 15, dcs: {cluster: orders}, synchronous: {nodes: 0}}\n";
+    let ports = |backup: &str| {
+        let document = spec::Document::parse("a.yaml", &format!("{text}{backup}")).expect("it is YAML");
+        let checked = document.spec(&spec::HostFacts::default());
+        let spec = checked.spec.unwrap_or_else(|| panic!("{:?}", checked.problems)).clusters.remove(0);
+        let ledger = Ledger::new(String::from("c"), spec);
+        assert!(ledger.postgres.passwords.is_none());
+        openings(&ledger).into_iter().flat_map(|opening| opening.ports).collect::<BTreeSet<u16>>()
+    };
+    let backup = "    backup:\n      recipients: [age1ql3z7hjy54pw3hyww5ayyfg7zqgvc7w3j2elw8zmrj2kg5sfn9aqmcac8p]\n      \
+                  to: {s3: {endpoint: https://s3.example.org, bucket: backups, credentials: {file: keys}}}\n";
+    assert!(ports("").contains(&postgres::CLIENT_PORT) && !ports("").contains(&postgres::BACKUP_PORT));
+    assert!(ports(backup).contains(&postgres::BACKUP_PORT));
+}

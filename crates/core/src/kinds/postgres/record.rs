@@ -297,6 +297,15 @@ pub struct Passwords {
     pub repository: Option<Secret>,
 }
 
+impl Passwords {
+    /// In place of those that a new cluster does not have yet, for what does not depend on them.
+    pub(crate) fn empty() -> Self {
+        let none = || Secret::new("");
+        let (superuser, replicator, rewinder) = (none(), none(), none());
+        Passwords { superuser, replicator, rewinder, users: BTreeMap::new(), repository: None }
+    }
+}
+
 /// In the ledger of an etcd cluster: a PostgreSQL cluster that keeps Patroni's state there, and how it logs in.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct DcsUser {
