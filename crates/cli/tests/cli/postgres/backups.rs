@@ -104,7 +104,7 @@ fn a_cluster_goes_back_to_points_in_time_and_comes_back_from_nothing() {
     assert!(future.stderr.contains("ends before the point that was asked for"), "{future:?}");
     assert_eq!(psql(&user, "select count(*) from written").ok().stdout, rows);
     shop.sandbox.quorate(&["requests", "shop", "--withdraw", "restore"]).ok();
-    assert!(shop.sandbox.quorate(&["plan", "shop.yaml"]).ok().stdout.contains("cluster shop: nothing to do"));
+    shop.sandbox.assert_nothing_to_do("shop.yaml");
 
     // What rests on the last full backup, and a pruned one. The replica gets nothing from another process that has the
     // port at the primary, and the primary takes the backup itself.

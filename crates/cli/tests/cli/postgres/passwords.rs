@@ -98,7 +98,7 @@ fn passwords_change_while_clients_write_and_a_killed_controller_is_no_matter() {
     psql(&next, "select pg_terminate_backend(pid) from pg_stat_replication").ok();
     eventually("standbys log in with the new password", 30, || shop.replication(&next).len() == 2);
     assert_eq!(shop.status()["verdict"], "healthy");
-    assert!(shop.sandbox.quorate(&["plan", "shop.yaml"]).ok().stdout.contains("cluster shop: nothing to do"));
+    shop.sandbox.assert_nothing_to_do("shop.yaml");
 
     // The one for etcd: through a second user, because etcd ends the sessions of one whose password changes.
     let users = || shop.sandbox.etcdctl(super::VERSION, "orders", &["user", "list"]).ok().stdout;
@@ -111,7 +111,7 @@ fn passwords_change_while_clients_write_and_a_killed_controller_is_no_matter() {
     assert!(connected.wait().unwrap().success(), "the primary was demoted");
     eventually("all is well", 30, || shop.status()["verdict"] == "healthy");
     assert_eq!((shop.primary(), shop.postmasters()), (leader, before), "the primary was demoted");
-    assert!(shop.sandbox.quorate(&["plan", "shop.yaml"]).ok().stdout.contains("cluster shop: nothing to do"));
+    shop.sandbox.assert_nothing_to_do("shop.yaml");
 
     // A user's: connections stay, new ones need the new password.
     let mut connected = stays_connected(&user, 5);

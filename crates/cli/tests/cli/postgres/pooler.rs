@@ -39,7 +39,7 @@ fn clients_share_connections_through_pgbouncer_while_the_primary_passwords_users
     sandbox.file("shop.yaml", &with_pgbouncer(size));
     let shop = Shop { sandbox };
     shop.apply().ok();
-    assert!(shop.sandbox.quorate(&["plan", "shop.yaml"]).ok().stdout.contains("cluster shop: nothing to do"));
+    shop.sandbox.assert_nothing_to_do("shop.yaml");
     let user = shop.env(&["--user", "shop"]);
     let report = shop.env(&["--user", "report"]);
     for number in 0..3 {

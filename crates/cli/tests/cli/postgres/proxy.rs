@@ -81,7 +81,7 @@ fn clients_reach_the_primary_and_replicas_through_haproxy_while_the_primary_move
     sandbox.file("shop.yaml", &with_haproxy(QUICK, &THREE));
     let shop = Shop { sandbox };
     shop.apply().ok();
-    assert!(shop.sandbox.quorate(&["plan", "shop.yaml"]).ok().stdout.contains("cluster shop: nothing to do"));
+    shop.sandbox.assert_nothing_to_do("shop.yaml");
     let user = shop.env(&["--user", "shop"]);
     let recovers = |port: &str, number| psql(&shop.through(&user, number, port), "select pg_is_in_recovery()");
     for number in 0..3 {

@@ -69,7 +69,7 @@ fn proxies_on_separate_machines_serve_are_drained_repaired_removed_and_trusted_w
     sandbox.file("shop.yaml", &with_proxies(&["proxy-1", "proxy-2"]));
     let shop = Shop { sandbox };
     shop.apply().ok();
-    assert!(shop.sandbox.quorate(&["plan", "shop.yaml"]).ok().stdout.contains("cluster shop: nothing to do"));
+    shop.sandbox.assert_nothing_to_do("shop.yaml");
     let status = shop.status();
     assert_eq!(status["verdict"], "healthy");
     assert_eq!(status["members"].as_array().unwrap().len(), 3, "proxies are no members: {status}");

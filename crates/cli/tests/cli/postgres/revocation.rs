@@ -47,8 +47,10 @@ fn what_was_stolen_from_a_machine_is_refused_once_the_machine_is_replaced() {
             env.clone().into_iter().chain(one).collect()
         };
         eventually("the list is read", 30, || psql(&at(&showing(&superuser, &stolen)), "select 1").code != Some(0));
-        let refused = psql(&at(&showing(&superuser, &stolen)), "select 1").fails().stderr;
-        assert!(refused.contains("certificate revoked"), "{refused}");
+        // With TLS 1.3 a client has sent its first request before it is refused, and may find the connection reset instead.
+        eventually("the reason is named", 30, || {
+            psql(&at(&showing(&superuser, &stolen)), "select 1").fails().stderr.contains("certificate revoked")
+        });
         // The operator, other members and the machine that took its place are none of those.
         psql(&at(&superuser), "select 1").ok();
         psql(&at(&showing(&superuser, &pki(others[0]))), "select 1").ok();
@@ -57,8 +59,8 @@ fn what_was_stolen_from_a_machine_is_refused_once_the_machine_is_replaced() {
     let after: Vec<Option<u32>> = others.iter().map(running).collect();
     assert_eq!(after, before, "PostgreSQL was restarted");
     let streaming = "select count(*) from pg_stat_replication where state = 'streaming'";
-    assert_eq!(psql(&superuser, streaming).ok().stdout, "2\n");
-    assert!(shop.sandbox.quorate(&["plan", "shop.yaml"]).ok().stdout.contains("cluster shop: nothing to do"));
+    eventually("standbys stream", 30, || psql(&superuser, streaming).ok().stdout == "2\n");
+    shop.sandbox.assert_nothing_to_do("shop.yaml");
     // Standbys come back with the list in force.
     psql(&superuser, "select pg_terminate_backend(pid) from pg_stat_replication").ok();
     eventually("standbys stream again", 30, || psql(&superuser, streaming).ok().stdout == "2\n");

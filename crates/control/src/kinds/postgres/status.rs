@@ -57,8 +57,11 @@ pub(crate) fn summarize(ledger: &Ledger, seen: &Observation, decision: &Decision
     let proxies = proxies::status(ledger, seen);
     let (serving, all_proxies) = proxies::serving(&proxies);
     let verdict = if verdict == Verdict::Healthy && serving < all_proxies { Verdict::Degraded } else { verdict };
-    // So many may fail, and somebody is left to whom every commit was confirmed.
-    let spare = healthy.saturating_sub(1 + if strict { usize::from(nodes) } else { 0 });
+    // So many may fail, and somebody is left to whom every commit was confirmed. Patroni lets nobody else take over.
+    let spare = match nodes > 0 && !has_synchronous_standby(primary) {
+        true => 0,
+        false => healthy.saturating_sub(1 + if strict { usize::from(nodes) } else { 0 }),
+    };
     Status {
         cluster: spec.name.to_string(),
         cluster_id: ledger.cluster_id.clone(),
@@ -151,6 +154,10 @@ fn found<'a>(seen: &'a Observation, member: &MemberName) -> Option<&'a PostgresF
 fn primary(seen: &Observation) -> Option<(&MemberName, &PatroniStatus)> {
     let mut statuses = seen.agents.keys().filter_map(|member| Some((member, found(seen, member)?.status.as_ref()?)));
     statuses.find(|(_, status)| status.role == Role::Primary && status.state == "running")
+}
+
+fn has_synchronous_standby(primary: Option<(&MemberName, &PatroniStatus)>) -> bool {
+    primary.is_some_and(|(_, status)| status.standbys.values().any(|standby| standby.synchronous))
 }
 
 fn member_status(
