@@ -8,6 +8,7 @@ mod ledger;
 mod machine;
 mod postgres;
 mod up;
+mod v2;
 
 use std::path::PathBuf;
 
@@ -25,6 +26,7 @@ pub use ledger::*;
 pub use machine::*;
 pub use postgres::*;
 pub use up::*;
+pub use v2::*;
 
 /// Laid out for 80 columns, because clap does not indent what it wraps here.
 const EXIT_CODES: &str = "\
@@ -174,6 +176,9 @@ pub enum Verb {
     /// /health, /version, and etcd's v3 API as JSON below /v3, with a client certificate or user and password. Members are probed every
     /// second, and one that a command is about to restart gets no new connections. Several fronts can serve one cluster.
     Front(Front),
+    /// Data of the v2 API that `quorate front` serves
+    #[command(subcommand)]
+    V2(V2),
     /// Show the log of a member's etcd or PostgreSQL, or of its agent
     Logs(Logs),
     /// Cause faults in a running cluster and check that clients could rely on it

@@ -114,6 +114,7 @@ async fn perform(context: Context, verb: Verb) -> Result<Exit, Error> {
         Verb::Kubernetes(options) => commands::kubernetes::run(&context, options),
         Verb::Discovery(verb) => commands::discovery::run(&context, verb).await,
         Verb::Front(options) => commands::front::run(&context, options).await,
+        Verb::V2(verb) => commands::v2::run(&context, verb).await,
         Verb::Logs(options) => commands::logs::run(&context, options).await,
         Verb::Drill(options) => commands::drill::run(&context, options).await,
         Verb::Down(options) => commands::power::down(&context, options).await,

@@ -32,9 +32,7 @@ pub struct Imported {
 pub enum ImportError {
     #[error("document {number} is not an answer of /v2/keys: {why}")]
     Document { number: usize, why: String },
-    #[error(
-        "{count} of the nodes exist already and differ: {names}; nothing was written; delete them, or leave them out of the import"
-    )]
+    #[error("{count} of the nodes exist already and differ: {names}; nothing was written")]
     Exists { count: usize, names: String },
     #[error("somebody else wrote below {near} meanwhile; {written} nodes were written; run the import again")]
     Raced { near: String, written: usize },

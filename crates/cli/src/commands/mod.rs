@@ -29,6 +29,7 @@ pub mod status;
 pub mod switchover;
 pub mod unlock;
 pub mod up;
+pub mod v2;
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};

@@ -47,4 +47,5 @@ mod static_pod;
 mod store_writer;
 mod terminals;
 mod upgrade;
+mod v2_import;
 mod verbs;
