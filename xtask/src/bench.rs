@@ -7,6 +7,7 @@ mod backup;
 mod bringup;
 mod figures;
 mod filled;
+mod front;
 mod machines;
 mod plan;
 mod postgres;
@@ -54,6 +55,8 @@ pub enum Bench {
     Machines(machines::Options),
     /// Compare a cluster on new system containers of Incus with the same made by a bare script and by cloud-init
     Incus(machines::incus::Options),
+    /// Compare clients through `quorate front` with clients through HAProxy and with direct ones
+    Front(front::Options),
     /// Compare a PostgreSQL cluster with plain Patroni that is started and changed manually
     Postgres(postgres::Options),
 }
@@ -68,6 +71,7 @@ pub fn run(lab: &Lab, bench: &Bench) -> Result<()> {
         Bench::Restore(options) => restore::run(lab, options),
         Bench::Machines(options) => machines::run(lab, options),
         Bench::Incus(options) => machines::incus::run(lab, options),
+        Bench::Front(options) => front::run(lab, options),
         Bench::Postgres(options) => postgres::run(lab, options),
     }
 }
@@ -174,6 +178,13 @@ impl Ground {
     fn quorate(&self, path: &Path) -> Command {
         let mut command = Command::new(&self.program);
         command.env("QUORATE_HOME", self.home()).env("PATH", path);
+        command
+    }
+
+    /// The same, and what it starts may open many files.
+    fn with_files(&self, path: &Path) -> Command {
+        let mut command = Command::new("/usr/bin/prlimit");
+        command.arg(front::FILES).arg(&self.program).env("QUORATE_HOME", self.home()).env("PATH", path);
         command
     }
 

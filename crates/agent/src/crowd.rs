@@ -5,10 +5,33 @@
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
+use rustix::net::sockopt::set_tcp_user_timeout;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::task::AbortHandle;
+
+use crate::refused::Refused;
+
+/// The next connection. It ends when its other end has acknowledged nothing for so long.
+pub async fn accept(listener: &TcpListener, refused: &Refused, vanished: Duration) -> (TcpStream, SocketAddr) {
+    loop {
+        match listener.accept().await {
+            Ok((stream, from)) => {
+                let _ = stream.set_nodelay(true);
+                let _ = set_tcp_user_timeout(&stream, vanished.as_millis() as u32);
+                return (stream, from);
+            }
+            Err(error) => {
+                // Out of file descriptors, or a peer gone already: both pass.
+                refused.say(&"nobody", &format!("a connection could not be accepted: {error}"));
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}
 
 /// Who connects, as far as fairness goes. None: over a line that has no addresses.
 type Source = Option<IpAddr>;

@@ -15,7 +15,7 @@ use hyper::service::service_fn;
 use hyper::{HeaderMap, Method, Request, Response, StatusCode, header};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use quorate_etcd::ReadMethod;
-use rustix::net::sockopt::{set_ip_freebind, set_ipv6_freebind, set_tcp_user_timeout};
+use rustix::net::sockopt::{set_ip_freebind, set_ipv6_freebind};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -25,7 +25,7 @@ use tokio_rustls::server::TlsStream;
 
 use crate::agent::Agent;
 use crate::api::{self, CONTROLLER, Refusal, UploadRequest, path};
-use crate::crowd::Crowd;
+use crate::crowd::{self, Crowd};
 use crate::refused::Refused;
 use crate::{AgentError, channel, tls, x509};
 
@@ -67,17 +67,7 @@ pub(crate) async fn serve(agent: Arc<Agent>, listener: TcpListener) -> Result<()
     tracing::info!(address = %state.address, "the agent answers");
     let (mut strangers, refused) = (Crowd::new(STRANGERS), Refused::of("connections"));
     loop {
-        let (stream, from) = match listener.accept().await {
-            Ok(accepted) => accepted,
-            Err(error) => {
-                // Out of file descriptors, or a peer gone already: both pass.
-                refused.say(&"nobody", &format!("a connection could not be accepted: {error}"));
-                tokio::time::sleep(Duration::from_millis(100)).await;
-                continue;
-            }
-        };
-        let _ = stream.set_nodelay(true);
-        let _ = set_tcp_user_timeout(&stream, VANISHED.as_millis() as u32);
+        let (stream, from) = crowd::accept(&listener, &refused, VANISHED).await;
         let (agent, acceptor, refused) = (agent.clone(), acceptor.clone(), refused.clone());
         strangers.admit(Some(from.ip()), async move {
             let refused = move |why: String| refused.say(&from, &why);

@@ -12,10 +12,9 @@ use hyper::body::{Body, Bytes, Incoming};
 use hyper::service::service_fn;
 use hyper::{Request, Response, header};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use quorate_agent::crowd::Crowd;
+use quorate_agent::crowd::{self, Crowd};
 use quorate_agent::rates::Rates;
 use quorate_agent::refused::Refused;
-use rustix::net::sockopt::set_tcp_user_timeout;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
@@ -292,17 +291,7 @@ async fn whole(body: Incoming) -> Result<Bytes, ApiError> {
 pub async fn serve(service: Arc<Service>, listener: TcpListener, tls: Option<TlsAcceptor>) -> Infallible {
     let (mut crowd, refused) = (Crowd::new(service.bounds.connections), Refused::of("connections"));
     loop {
-        let (stream, from) = match listener.accept().await {
-            Ok(accepted) => accepted,
-            Err(error) => {
-                // Out of file descriptors, or a peer gone already: both pass.
-                refused.say(&"nobody", &format!("a connection could not be accepted: {error}"));
-                tokio::time::sleep(Duration::from_millis(100)).await;
-                continue;
-            }
-        };
-        let _ = stream.set_nodelay(true);
-        let _ = set_tcp_user_timeout(&stream, VANISHED.as_millis() as u32);
+        let (stream, from) = crowd::accept(&listener, &refused, VANISHED).await;
         let (service, tls, refused) = (service.clone(), tls.clone(), refused.clone());
         crowd.admit(Some(from.ip()), async move {
             if let Err(why) = converse(service, stream, from, tls).await {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use quorate_agent::crowd::Crowd;
+use quorate_agent::crowd::{self, Crowd};
 use quorate_agent::refused::Refused;
 use rustix::net::sockopt::{set_socket_keepalive, set_tcp_keepidle, set_tcp_keepintvl, set_tcp_user_timeout};
 use rustls::server::Accepted;
@@ -36,15 +36,7 @@ const KEEPALIVE: Duration = Duration::from_secs(30);
 pub async fn serve(shared: Arc<Shared>, listener: TcpListener) -> Infallible {
     let (mut crowd, refused) = (Crowd::new(UNKNOWN), Refused::of("connections"));
     loop {
-        let (stream, from) = match listener.accept().await {
-            Ok(accepted) => accepted,
-            Err(error) => {
-                // Out of file descriptors, or a peer gone already: both pass.
-                refused.say(&"nobody", &format!("a connection could not be accepted: {error}"));
-                tokio::time::sleep(Duration::from_millis(100)).await;
-                continue;
-            }
-        };
+        let (stream, from) = crowd::accept(&listener, &refused, VANISHED).await;
         prepare(&stream);
         let (shared, refused) = (shared.clone(), refused.clone());
         crowd.admit(Some(from.ip()), async move {

@@ -1,0 +1,226 @@
+//! `cargo xtask bench front`: what the front costs clients of gRPC, beside HAProxy that passes TCP through and beside direct connections
+//! to the members; and what idle connections cost the front. The three take turns on one cluster, so that whatever else the machine does
+//! meets all of them.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
+use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use super::figures::{Samples, table, verdict};
+use super::process::memory;
+use super::{CLUSTER, Ground, Measured, Programs};
+use crate::lab::Lab;
+use crate::test::build;
+use crate::{etcd, host, postgres};
+
+const MEMBERS: usize = 3;
+/// Of HAProxy's throughput.
+const LEAST_THROUGHPUT: f64 = 0.9;
+const MOST_MEMORY: u64 = 100 << 20;
+const FRONT: &str = "127.0.0.1:23790";
+const HAPROXY: &str = "127.0.0.1:23791";
+/// One connection through the front is two files there.
+pub(super) const FILES: &str = "--nofile=65536:65536";
+const PATIENCE: Duration = Duration::from_secs(30);
+/// For buffers of handshakes to be given back.
+const SETTLE: Duration = Duration::from_secs(5);
+
+#[derive(clap::Args)]
+pub struct Options {
+    /// How often each of the three is measured
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+    /// For how many seconds each time
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    seconds: u32,
+    /// How many clients ask at the same time
+    #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
+    clients: u32,
+    /// How many connections stay idle
+    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=25_000))]
+    idle: u32,
+    #[command(flatten)]
+    measured: Measured,
+}
+
+/// What clients saw on one way to the cluster, a sample of each for every round.
+#[derive(Default)]
+struct Seen {
+    /// The time of 1,000 requests.
+    thousand: Samples,
+    half: Samples,
+    most: Samples,
+}
+
+/// A process that ends with this.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+pub fn run(lab: &Lab, options: &Options) -> Result<()> {
+    host::install_missing(&[postgres::HAPROXY])?;
+    let version = etcd::ensure_any(lab)?;
+    let programs = options.measured.programs();
+    let ground = Ground::prepare_with(lab, programs)?;
+    let load = build_load(programs)?;
+    let mut up = ground.with_files(&lab.etcd(version));
+    up.args(["up", CLUSTER, "--members", &MEMBERS.to_string(), "--etcd-version", &version.to_string()]);
+    host::read(&mut up)?;
+    let variables = variables(&ground)?;
+    let members: Vec<String> = variables["ETCDCTL_ENDPOINTS"].split(',').map(str::to_owned).collect();
+    let logs = ground.directory("logs")?;
+    let front = start_front(&ground, &logs)?;
+    let _haproxy = start_haproxy(&members, &logs)?;
+
+    let ways = [("directly", members), ("HAProxy", vec![url(HAPROXY)]), ("quorate front", vec![url(FRONT)])];
+    let mut seen: [Seen; 3] = Default::default();
+    for round in 1..=options.rounds {
+        for ((name, endpoints), seen) in ways.iter().zip(&mut seen) {
+            let [rate, half, most] = ask(&load, &variables, options, endpoints)?;
+            eprintln!("{round}/{}: {name}: {rate:.0} requests/s, half within {half} µs", options.rounds);
+            seen.thousand.add(Duration::from_secs_f64(1000.0 / rate));
+            seen.half.add(Duration::from_secs_f64(half / 1e6));
+            seen.most.add(Duration::from_secs_f64(most / 1e6));
+        }
+    }
+    let (before, after) = idle(&load, &variables, options.idle, &front)?;
+    drop(front);
+    ground.destroy()?;
+    print(options, &version.to_string(), &ways.map(|(name, _)| name), &seen, (before, after))
+}
+
+fn url(address: &str) -> String {
+    format!("https://{address}")
+}
+
+/// The program that plays the clients.
+fn build_load(programs: Programs) -> Result<std::path::PathBuf> {
+    match programs {
+        Programs::Release => {
+            let words = ["build", "--release", "--locked", "--package", "quorate-front", "--example", "front_load"];
+            host::run(host::cargo()?.args(words))?;
+            Ok(host::release_directory()?.join("examples/front_load"))
+        }
+        Programs::Static => Ok(build::programs()?.join("examples/front_load")),
+    }
+}
+
+/// What etcdctl must be told to be root.
+fn variables(ground: &Ground) -> Result<BTreeMap<String, String>> {
+    let told = host::read(ground.quorate(Path::new("")).args(["env", CLUSTER, "--output", "json"]))?;
+    serde_json::from_str(&told).context("`quorate env` printed no variables")
+}
+
+fn start_front(ground: &Ground, logs: &Path) -> Result<Running> {
+    let mut command = ground.with_files(Path::new(""));
+    command.args(["front", CLUSTER, "--listen", FRONT, "--max-connections", "30000", "--max-per-address", "30000"]);
+    start(command, logs, "front", FRONT)
+}
+
+fn start_haproxy(members: &[String], logs: &Path) -> Result<Running> {
+    let servers = members.iter().enumerate();
+    let servers: String = servers
+        .map(|(at, member)| format!("  server m{at} {} check\n", member.trim_start_matches("https://")))
+        .collect();
+    let config = format!(
+        "global\n  maxconn 30000\ndefaults\n  mode tcp\n  timeout connect 5s\n  timeout client 1h\n  timeout server 1h\n\
+         listen etcd\n  bind {HAPROXY}\n  balance roundrobin\n{servers}"
+    );
+    let file = logs.join("haproxy.cfg");
+    fs::write(&file, config).with_context(|| format!("cannot write {}", file.display()))?;
+    let mut command = Command::new("prlimit");
+    command.args([FILES, "/usr/sbin/haproxy", "-db", "-f"]).arg(&file);
+    start(command, logs, "haproxy", HAPROXY)
+}
+
+fn start(mut command: Command, logs: &Path, name: &str, address: &str) -> Result<Running> {
+    let path = logs.join(name);
+    let log = File::create(&path).with_context(|| format!("cannot write {}", path.display()))?;
+    let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn();
+    let mut running = Running(child.with_context(|| format!("cannot start {name}"))?);
+    let address: SocketAddr = address.parse()?;
+    let deadline = Instant::now() + PATIENCE;
+    while TcpStream::connect(address).is_err() {
+        let said = || fs::read_to_string(&path).unwrap_or_default();
+        ensure!(running.0.try_wait()?.is_none(), "{name} ended\n{}", said());
+        ensure!(Instant::now() < deadline, "{name} does not listen at {address}\n{}", said());
+        sleep(Duration::from_millis(20));
+    }
+    Ok(running)
+}
+
+/// Requests per second, and the microseconds that half of them and 99 of 100 took at most.
+fn ask(load: &Path, variables: &BTreeMap<String, String>, options: &Options, endpoints: &[String]) -> Result<[f64; 3]> {
+    let mut command = Command::new(load);
+    command.envs(variables).args(["ask", &options.clients.to_string(), &options.seconds.to_string()]).args(endpoints);
+    let told = host::read(&mut command)?;
+    let numbers: Vec<f64> = told.split_whitespace().filter_map(|number| number.parse().ok()).collect();
+    numbers[..].try_into().with_context(|| format!("the clients printed {told:?}"))
+}
+
+/// The memory of the front before, and with so many idle connections.
+fn idle(load: &Path, variables: &BTreeMap<String, String>, count: u32, front: &Running) -> Result<(u64, u64)> {
+    let resident = || memory(front.0.id(), "VmRSS").context("the front has ended");
+    let before = resident()?;
+    eprintln!("opening {count} connections");
+    let mut command = Command::new("prlimit");
+    command.arg(FILES).arg(load).envs(variables).args(["idle", &count.to_string(), FRONT]);
+    let mut clients = Running(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?);
+    let mut opened = String::new();
+    let output = clients.0.stdout.take().context("no output")?;
+    BufReader::new(output).read_line(&mut opened)?;
+    ensure!(opened.trim() == count.to_string(), "the clients opened {opened:?} of {count} connections");
+    sleep(SETTLE);
+    Ok((before, resident()?))
+}
+
+fn print(options: &Options, version: &str, names: &[&str], seen: &[Seen], (before, after): (u64, u64)) -> Result<()> {
+    let [_, haproxy, front] = seen else { bail!("three ways were measured") };
+    let rows: Vec<[String; 5]> = names
+        .iter()
+        .zip(seen)
+        .map(|(name, one)| {
+            let share = haproxy.thousand.median().as_secs_f64() / one.thousand.median().as_secs_f64();
+            let rate = 1000.0 / one.thousand.median().as_secs_f64();
+            [
+                (*name).to_owned(),
+                format!("{rate:.0}"),
+                format!("{share:.2}"),
+                one.half.to_string(),
+                one.most.to_string(),
+            ]
+        })
+        .collect();
+    let Options { clients, seconds, rounds, idle, .. } = options;
+    println!(
+        "{clients} clients put and read small values for {seconds} s, etcd {version}; the median of {rounds} rounds, and from the \
+         shortest to the longest.\n"
+    );
+    let head = ["way", "requests/s", "beside HAProxy", "half within", "99 of 100 within"];
+    print!("{}", table(head, &rows));
+    let share = haproxy.thousand.median().as_secs_f64() / front.thousand.median().as_secs_f64();
+    let mebibytes = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+    println!(
+        "\nfront beside HAProxy: {share:.2}, at least {LEAST_THROUGHPUT}: {}\n{idle} idle connections: {:.1} MiB resident, {:.1} MiB \
+         before, at most {} MiB: {}",
+        verdict(share >= LEAST_THROUGHPUT),
+        mebibytes(after),
+        mebibytes(before),
+        MOST_MEMORY >> 20,
+        verdict(after <= MOST_MEMORY)
+    );
+    ensure!(share >= LEAST_THROUGHPUT && after <= MOST_MEMORY, "the front costs more than it may");
+    Ok(())
+}
