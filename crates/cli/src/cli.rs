@@ -1,6 +1,7 @@
 //! The command line as types. What `quorate help` prints is written here, and nowhere else.
 
 mod backup;
+mod clients;
 mod discovery;
 mod front;
 mod kubernetes;
@@ -19,6 +20,7 @@ use quorate_core::providers::TEMPLATES;
 use crate::completion;
 pub use crate::output::terminal::Colour;
 pub use backup::*;
+pub use clients::*;
 pub use discovery::*;
 pub use front::*;
 pub use kubernetes::*;
@@ -156,6 +158,10 @@ pub enum Verb {
     /// eval "$(quorate env NAME)" makes them connect to that cluster as its superuser. The certificate is valid for a day; run
     /// it again for a new one.
     Env(Env),
+    /// Print how a cluster is reached, for scripts and Terraform
+    ///
+    /// Its endpoints and its CA. There is no secret in it: for a login see `env` and `cert issue`.
+    Output(OutputValues),
     /// Client certificates
     #[command(subcommand)]
     Cert(Cert),
@@ -431,58 +437,6 @@ pub struct Status {
 }
 
 #[derive(Args, Debug)]
-pub struct Env {
-    /// The cluster
-    #[arg(add = completion::clusters())]
-    pub name: String,
-    /// As this declared user instead of the superuser; where etcd has password login, etcdctl asks for the password
-    #[arg(long)]
-    pub user: Option<String>,
-    /// Through the HAProxy of a PostgreSQL cluster, to the primary or to replicas
-    #[arg(long, value_name = "PORT", num_args = 0..=1, require_equals = true, default_missing_value = "primary")]
-    pub proxy: Option<ProxyPort>,
-    #[command(flatten)]
-    pub output: Output,
-}
-
-/// A port of HAProxy.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-pub enum ProxyPort {
-    /// Leads to the primary
-    Primary,
-    /// Leads to replicas
-    Replica,
-}
-
-#[derive(Subcommand, Debug)]
-pub enum Cert {
-    /// Issue a client certificate for a user
-    ///
-    /// For root, or a user that the spec declares. The key is created here and written to a file that only you can read, unless
-    /// you provide a signing request.
-    Issue(CertIssue),
-}
-
-#[derive(Args, Debug)]
-pub struct CertIssue {
-    /// The cluster
-    #[arg(add = completion::clusters())]
-    pub name: String,
-    /// Who the certificate is for
-    #[arg(long)]
-    pub user: String,
-    /// Sign this request (PEM) instead of creating a key
-    #[arg(long, value_name = "FILE")]
-    pub csr: Option<PathBuf>,
-    /// Valid for N days instead of `tls.leaf_validity`; not longer than the CA, and not for root
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
-    pub days: Option<u16>,
-    /// Write to DIR instead of the cluster's directory in $QUORATE_HOME
-    #[arg(long, value_name = "DIR")]
-    pub out: Option<PathBuf>,
-}
-
-#[derive(Args, Debug)]
 pub struct Logs {
     /// The cluster
     #[arg(add = completion::clusters())]
@@ -518,6 +472,9 @@ pub struct Drill {
     /// Cause the fault during this quorate command, such as "apply new.yaml"
     #[arg(long, value_name = "COMMAND")]
     pub during: Option<String>,
+    /// Clients connect to this URL, of a `quorate front`, instead of to the members; can be repeated. etcd only
+    #[arg(long, value_name = "URL")]
+    pub through: Vec<String>,
     /// Minimum duration of the traffic in each scenario
     #[arg(long, value_name = "N", default_value_t = 12)]
     pub seconds: u64,

@@ -110,6 +110,7 @@ async fn perform(context: Context, verb: Verb) -> Result<Exit, Error> {
         Verb::History(options) => commands::history::run(&context, options),
         Verb::Status(options) => commands::status::run(&context, options).await,
         Verb::Env(options) => commands::clients::env(&context, options).await,
+        Verb::Output(options) => commands::outputs::run(&context, &options).await,
         Verb::Cert(cli::Cert::Issue(options)) => commands::clients::issue(&context, options),
         Verb::Kubernetes(options) => commands::kubernetes::run(&context, options),
         Verb::Discovery(verb) => commands::discovery::run(&context, verb).await,

@@ -96,6 +96,8 @@ pub struct Options {
     /// The shortest duration of the traffic.
     pub least: Duration,
     pub load: Load,
+    /// Where clients of etcd connect, instead of to the members.
+    pub through: Vec<String>,
     /// What happens before the change begins, with the clients at work.
     pub first: Option<Scenario>,
     /// A command of quorate that is run meanwhile: the change during which the fault strikes.

@@ -51,6 +51,7 @@ pub async fn run(context: &Context, options: cli::Drill) -> Result<Exit, Error> 
         return Err(Error::refused(what, "name one with --scenario; `calm` is the change alone"));
     }
     refuse_another_backup(&options)?;
+    refuse_bad_through(kind, &options.through)?;
     context.refuse_if_being_destroyed(Some(&ledger))?;
     agree(name, &scenarios, &options)?;
     // Before anything is disturbed: a file that cannot be written is better known now.
@@ -94,6 +95,7 @@ async fn rehearse(
     let how = Options {
         least: Duration::from_secs(options.seconds),
         load: Load { clients: options.clients, pause, seed, ..Load::default() },
+        through: options.through.clone(),
         first,
         during: during(options),
     };
@@ -121,6 +123,19 @@ fn refuse_another_backup(options: &cli::Drill) -> Result<(), Error> {
         return Err(Error::refused(what, "say only which cluster: `--during \"restore NAME --yes\"`"));
     }
     Ok(())
+}
+
+fn refuse_bad_through(kind: Kind, through: &[String]) -> Result<(), Error> {
+    if kind != Kind::Etcd && !through.is_empty() {
+        let what = "--through is for clusters of etcd";
+        return Err(Error::refused(what, "clients of PostgreSQL connect through its HAProxy, if the spec has one"));
+    }
+    match through.iter().find(|url| !url.starts_with("https://")) {
+        Some(url) => {
+            Err(Error::refused(format!("--through {url}: not a URL"), "expected such as https://127.0.0.1:2379"))
+        }
+        None => Ok(()),
+    }
 }
 
 /// What the faults did is undone when the drill is dropped half-way.

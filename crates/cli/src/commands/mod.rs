@@ -16,6 +16,7 @@ pub mod key;
 pub mod kubernetes;
 pub mod ledger;
 pub mod logs;
+pub mod outputs;
 pub mod passwords;
 pub mod plan;
 pub mod power;

@@ -1,6 +1,8 @@
 //! `quorate front` before real clusters of three: gRPC and REST through one address, by certificate and by password, while members are
 //! killed, restarted and upgraded behind it; and what strangers try.
 
+mod drill;
+
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -45,9 +47,13 @@ impl Front {
     }
 
     fn apply(&self, version: &str, etcd: &str, rest: &str) {
+        self.write(version, etcd, rest);
+        self.sandbox.quorate(&["apply", "c.yaml", "--yes"]).ok();
+    }
+
+    fn write(&self, version: &str, etcd: &str, rest: &str) {
         let names = format!("tls: {{extra_sans: [{}]}}\n{rest}", address(1));
         self.sandbox.file("c.yaml", &spec(3, version, etcd, &names));
-        self.sandbox.quorate(&["apply", "c.yaml", "--yes"]).ok();
     }
 
     fn again(mut self, flags: &[&str]) -> Self {

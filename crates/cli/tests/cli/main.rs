@@ -32,6 +32,7 @@ mod netns;
 mod numbers;
 mod offline;
 mod older_program;
+mod outputs;
 mod own_peer_ca;
 mod peer_port;
 mod plans;

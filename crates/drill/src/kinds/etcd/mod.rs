@@ -62,7 +62,7 @@ pub(crate) async fn run(
     if scenario.fault == Some(Fault::FullDisk) {
         load.value_size = load.value_size.max(LARGE_VALUE);
     }
-    let mut workload = workload::start(head, access, load, endpoints(site))?;
+    let mut workload = workload::start(head, access, load, endpoints(site, &options.through))?;
     stage.play(&mut workload).await?;
     let mut checks = stage.settle(&mut workload).await?;
     stage.play_on(&workload, options.least).await;
@@ -73,10 +73,14 @@ pub(crate) async fn run(
     Ok((judge(&history, checks, &Least::default()), history))
 }
 
-fn endpoints(site: &Site) -> Endpoints {
-    let (all, wished) = (site.clone(), site.clone());
+/// At the end every member is asked what it has, whatever the clients connected to before.
+fn endpoints(site: &Site, through: &[String]) -> Endpoints {
+    let (all, wished, through) = (site.clone(), site.clone(), through.to_owned());
     Endpoints {
-        all: Box::new(move || all.machines().iter().map(|machine| machine.endpoint()).collect()),
+        all: Box::new(move || match through.is_empty() {
+            true => all.machines().iter().map(|machine| machine.endpoint()).collect(),
+            false => through.clone(),
+        }),
         wished: Box::new(move || {
             wished.wished_machines().unwrap_or_default().iter().map(|machine| machine.endpoint()).collect()
         }),

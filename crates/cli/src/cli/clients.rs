@@ -1,0 +1,78 @@
+//! Options of `quorate env`, `output` and `cert`: for clients of a cluster.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueEnum};
+
+use super::Output;
+use crate::completion;
+
+#[derive(Args, Debug)]
+pub struct Env {
+    /// The cluster
+    #[arg(add = completion::clusters())]
+    pub name: String,
+    /// As this declared user instead of the superuser; where etcd has password login, etcdctl asks for the password
+    #[arg(long)]
+    pub user: Option<String>,
+    /// Through the HAProxy of a PostgreSQL cluster, to the primary or to replicas
+    #[arg(long, value_name = "PORT", num_args = 0..=1, require_equals = true, default_missing_value = "primary")]
+    pub proxy: Option<ProxyPort>,
+    #[command(flatten)]
+    pub output: Output,
+}
+
+#[derive(Args, Debug)]
+pub struct OutputValues {
+    /// The cluster
+    #[arg(add = completion::clusters())]
+    pub name: String,
+    #[arg(long, value_enum, default_value_t = OutputFormat::Json)]
+    pub format: OutputFormat,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum OutputFormat {
+    Json,
+    /// Lines of NAME=VALUE, quoted for a shell
+    Shell,
+    /// Variables for Terraform, for a file such as quorate.auto.tfvars
+    Tfvars,
+}
+
+/// A port of HAProxy.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum ProxyPort {
+    /// Leads to the primary
+    Primary,
+    /// Leads to replicas
+    Replica,
+}
+
+#[derive(Subcommand, Debug)]
+pub enum Cert {
+    /// Issue a client certificate for a user
+    ///
+    /// For root, or a user that the spec declares. The key is created here and written to a file that only you can read, unless
+    /// you provide a signing request.
+    Issue(CertIssue),
+}
+
+#[derive(Args, Debug)]
+pub struct CertIssue {
+    /// The cluster
+    #[arg(add = completion::clusters())]
+    pub name: String,
+    /// Who the certificate is for
+    #[arg(long)]
+    pub user: String,
+    /// Sign this request (PEM) instead of creating a key
+    #[arg(long, value_name = "FILE")]
+    pub csr: Option<PathBuf>,
+    /// Valid for N days instead of `tls.leaf_validity`; not longer than the CA, and not for root
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub days: Option<u16>,
+    /// Write to DIR instead of the cluster's directory in $QUORATE_HOME
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+}
