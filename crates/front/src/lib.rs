@@ -8,6 +8,7 @@ mod behind;
 mod gateway;
 mod hello;
 mod members;
+mod outgoing;
 mod places;
 mod port;
 mod relay;

@@ -64,7 +64,7 @@ async fn admit(shared: Arc<Shared>, stream: TcpStream, from: SocketAddr, refused
         Hello::Grpc(read) => Box::pin(pass(shared.clone(), stream, read)),
         Hello::Rest(accepted) => Box::pin(tls(shared.clone(), stream, from, *accepted)),
         Hello::Plain(read) if shared.insecure_http => {
-            let peer = Peer { from, shown: None, is_plain: true };
+            let peer = Peer { from, shown: None, is_plain: true, slow: Arc::default() };
             Box::pin(http(shared.clone(), Replayed { first: read, at: 0, stream }, peer))
         }
         Hello::Plain(_) => {
@@ -131,7 +131,7 @@ async fn tls(shared: Arc<Shared>, stream: TcpStream, from: SocketAddr, accepted:
         None => None,
         Some(leaf) => Some(Shown::from_der(leaf).ok_or("the client's certificate cannot be read")?),
     };
-    http(shared, stream, Peer { from, shown, is_plain: false }).await
+    http(shared, stream, Peer { from, shown, is_plain: false, slow: Arc::default() }).await
 }
 
 async fn http<S>(shared: Arc<Shared>, stream: S, peer: Peer) -> Result<(), String>
@@ -139,7 +139,7 @@ where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let peer = Arc::new(peer);
-    let mut stop = shared.stop.subscribe();
+    let (mut stop, slow) = (shared.stop.subscribe(), peer.slow.clone());
     let answer = service_fn(move |request| {
         let (shared, peer) = (shared.clone(), peer.clone());
         async move { Ok::<_, Infallible>(rest::answer(shared, &peer, request).await) }
@@ -152,6 +152,7 @@ where
     let mut connection = std::pin::pin!(connection);
     tokio::select! {
         ended = connection.as_mut() => return ended.map_err(|error| error.to_string()),
+        () = slow.notified() => return Err(String::from("the client does not read its answer")),
         _ = stop.wait_for(|stop| *stop) => connection.as_mut().graceful_shutdown(),
     }
     connection.await.map_err(|error| error.to_string())

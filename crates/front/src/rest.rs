@@ -21,7 +21,7 @@ use quorate_etcd::{Answers, Client, Reach, Refusal};
 use quorate_keys::{Keys, Settings};
 use rustls::pki_types::ServerName;
 use serde_json::{Value, json};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
@@ -29,6 +29,7 @@ use crate::Shared;
 use crate::behind::Behind;
 use crate::gateway::{self, Call, Kind};
 use crate::members::Member;
+use crate::outgoing::Outgoing;
 use crate::who::{Clients, Denied, Shown, Who, who};
 
 /// More than etcd takes by default, in base64.
@@ -64,6 +65,8 @@ pub struct Peer {
     pub shown: Option<Shown>,
     /// Without TLS.
     pub is_plain: bool,
+    /// Told when it takes too long to read an answer.
+    pub slow: Arc<Notify>,
 }
 
 pub struct Rest {
@@ -74,6 +77,7 @@ pub struct Rest {
     at_once: Arc<Semaphore>,
     watches: Arc<Semaphore>,
     bodies: Arc<Semaphore>,
+    outgoing: Outgoing,
     logins: Semaphore,
     rates: Mutex<Rates>,
     version: tokio::sync::Mutex<Option<(Instant, Bytes)>>,
@@ -90,6 +94,7 @@ impl Rest {
             at_once: Arc::new(Semaphore::new(AT_ONCE)),
             watches: Arc::new(Semaphore::new(WATCHES)),
             bodies: Arc::new(Semaphore::new(BODIES_KIB)),
+            outgoing: Outgoing::new(),
             logins: Semaphore::new(LOGINS),
             rates: Mutex::new(Rates::new(LOGINS_AT_ONCE, LOGINS_PER_SECOND)),
             version: tokio::sync::Mutex::default(),
@@ -98,7 +103,10 @@ impl Rest {
 }
 
 pub async fn answer(shared: Arc<Shared>, peer: &Peer, request: Request<Incoming>) -> Answer {
-    let outcome = outcome(&shared, peer, request).await;
+    let outcome = match outcome(&shared, peer, request).await {
+        Ok(answer) => shared.rest.outgoing.send(answer, &peer.slow).await,
+        denied => denied,
+    };
     outcome.unwrap_or_else(|(status, why)| {
         let code = match status {
             401 => 16,

@@ -2,6 +2,7 @@
 //! killed, restarted and upgraded behind it; and what strangers try.
 
 mod drill;
+mod slow;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
