@@ -17,10 +17,11 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::common::{Run, Sandbox, eventually, patroni, signal};
+use crate::common::{PSQL, Run, Sandbox, eventually, patroni, signal};
 
 const VERSION: &str = "3.6.16";
 
@@ -110,7 +111,7 @@ fn parent(pid: u32) -> Option<u32> {
 }
 
 fn psql(env: &BTreeMap<String, String>, sql: &str) -> Run {
-    let mut command = Command::new("psql");
+    let mut command = Command::new(PSQL);
     command.env_clear().env("PATH", "/usr/bin:/bin").env("PGCONNECT_TIMEOUT", "3").envs(env);
     command.args(["--no-psqlrc", "-At", "-v", "ON_ERROR_STOP=1", "-c", sql]).output().expect("psql runs").into()
 }
@@ -139,6 +140,8 @@ impl Writer {
                 if psql(&env, &format!("insert into {table} values ({n})")).code == Some(0) {
                     confirmed.insert(n);
                 }
+                // Each is a new process with a new connection; more of them only take time from the cluster.
+                std::thread::sleep(Duration::from_millis(50));
             }
             confirmed
         });

@@ -4,7 +4,7 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use crate::common::{Run, Sandbox};
+use crate::common::{PSQL, Run, Sandbox};
 
 const VERSION: &str = "3.6.16";
 /// A verdict that failed, or that nothing backs.
@@ -69,7 +69,7 @@ fn a_killed_primary_costs_no_commit_and_a_tampered_record_is_refused() {
 
     // Nothing of it is left in the database, and scenarios of etcd are refused.
     let env = sandbox.quorate(&["env", "shop", "--output", "json"]).json();
-    let mut psql = std::process::Command::new("psql");
+    let mut psql = std::process::Command::new(PSQL);
     psql.env_clear().env("PATH", "/usr/bin:/bin").args([
         "-At",
         "-c",

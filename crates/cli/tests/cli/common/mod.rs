@@ -320,6 +320,9 @@ pub fn eventually(what: &str, seconds: u64, mut holds: impl FnMut() -> bool) {
     }
 }
 
+/// Debian's `psql` is a Perl script that looks for this one, and costs more than most queries.
+pub const PSQL: &str = "/usr/lib/postgresql/15/bin/psql";
+
 /// Where `cargo xtask postgres` puts Patroni.
 pub fn patroni() -> PathBuf {
     lab_directory().join("patroni/4.1.5-bin")

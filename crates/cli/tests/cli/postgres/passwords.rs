@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::{Shop, THREE, psql};
-use crate::common::{eventually, signal};
+use crate::common::{PSQL, eventually, signal};
 
 /// A client that stays connected, and writes a row every tenth of a second until it is told to stop. Says whether its connection lasted.
 fn stays_connected(env: &BTreeMap<String, String>, seconds: u32) -> std::process::Child {
-    let mut client = Command::new("psql");
+    let mut client = Command::new(PSQL);
     client.env_clear().env("PATH", "/usr/bin:/bin").envs(env).stdin(Stdio::null()).stdout(Stdio::null());
     let script = format!(
         "do $$ begin for n in 1..{} loop insert into stays values (n); perform pg_sleep(0.1); commit; end loop; end $$",

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use super::proxy::{QUICK, with_haproxy};
 use super::{Shop, THREE, Writer, assert_nothing_lost_in, psql};
-use crate::common::{Sandbox, eventually};
+use crate::common::{PSQL, Sandbox, eventually};
 
 const TWO: &str = "users: [{name: shop}, {name: report}]";
 
@@ -24,7 +24,7 @@ fn with(env: &BTreeMap<String, String>, other: &[(&str, &str)]) -> BTreeMap<Stri
 fn keeps_on(env: &BTreeMap<String, String>, seconds: u32) -> std::process::Child {
     let script: String =
         (0..seconds * 10).map(|n| format!("insert into kept values ({n});\n\\! sleep 0.1\n")).collect();
-    let mut client = Command::new("psql");
+    let mut client = Command::new(PSQL);
     client.env_clear().env("PATH", "/usr/bin:/bin").envs(env).stdin(Stdio::piped()).stdout(Stdio::null());
     let mut client = client.args(["--no-psqlrc", "-v", "ON_ERROR_STOP=1", "-f", "-"]).spawn().expect("psql runs");
     let mut input = client.stdin.take().unwrap();

@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::{Shop, THREE, Writer, assert_nothing_lost, psql, spec};
-use crate::common::{Sandbox, eventually, signal};
+use crate::common::{PSQL, Sandbox, eventually, signal};
 
 pub(super) fn with_haproxy(settings: &str, members: &[&str]) -> String {
     let text = spec("max_connections: 50", members);
@@ -101,7 +101,7 @@ fn clients_reach_the_primary_and_replicas_through_haproxy_while_the_primary_move
     let writer = Writer::start(through.clone());
     psql(&through, "create table slow (n int)").ok();
     let masters = shop.workers();
-    let mut transaction = Command::new("psql");
+    let mut transaction = Command::new(PSQL);
     transaction.env_clear().env("PATH", "/usr/bin:/bin").envs(&through).stdout(Stdio::null());
     let script = "begin; insert into slow values (1); select pg_sleep(4); commit;";
     let mut transaction =

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use serde_json::Value;
 
 use super::{Shop, THREE, Writer, assert_nothing_lost, psql, spec};
-use crate::common::{Sandbox, eventually, signal};
+use crate::common::{PSQL, Sandbox, eventually, signal};
 
 const SETTINGS: &str = "check_every: 400ms, drain: 10s";
 
@@ -91,7 +91,7 @@ fn proxies_on_separate_machines_serve_are_drained_repaired_removed_and_trusted_w
     let before = shop.primary();
     psql(&through, "create table slow (n int)").ok();
     let script = "begin; insert into slow values (1); select pg_sleep(6); commit;";
-    let mut transaction = Command::new("psql");
+    let mut transaction = Command::new(PSQL);
     transaction.env_clear().env("PATH", "/usr/bin:/bin").envs(&through).stdout(Stdio::null());
     let mut transaction =
         transaction.args(["--no-psqlrc", "-v", "ON_ERROR_STOP=1", "-c", script]).spawn().expect("psql runs");
