@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
@@ -10,7 +11,14 @@ use serde_json::Value;
 use super::{Shop, THREE, Writer, assert_nothing_lost, psql, spec};
 use crate::common::{PSQL, Sandbox, eventually, signal};
 
-const SETTINGS: &str = "check_every: 400ms, drain: 10s";
+const SETTINGS: &str = "check_every: 400ms, drain: 30s";
+
+fn client(env: &BTreeMap<String, String>) -> Command {
+    let mut command = Command::new(PSQL);
+    command.env_clear().env("PATH", "/usr/bin:/bin").envs(env).args(["--no-psqlrc", "-v", "ON_ERROR_STOP=1"]);
+    command.stdout(Stdio::null());
+    command
+}
 
 fn with_proxies(names: &[&str]) -> String {
     let machines: Vec<String> = names.iter().map(|name| format!("{{name: {name}}}")).collect();
@@ -90,23 +98,25 @@ fn proxies_on_separate_machines_serve_are_drained_repaired_removed_and_trusted_w
     let (writer, other_writer) = (Writer::start(through.clone()), Writer::start_in(other.clone(), "others"));
     let before = shop.primary();
     psql(&through, "create table slow (n int)").ok();
-    let script = "begin; insert into slow values (1); select pg_sleep(6); commit;";
-    let mut transaction = Command::new(PSQL);
-    transaction.env_clear().env("PATH", "/usr/bin:/bin").envs(&through).stdout(Stdio::null());
-    let mut transaction =
-        transaction.args(["--no-psqlrc", "-v", "ON_ERROR_STOP=1", "-c", script]).spawn().expect("psql runs");
-    eventually("the transaction is under way", 10, || {
-        let count = "select count(*) from pg_stat_activity where query like '%pg_sleep%' and pid <> pg_backend_pid()";
-        psql(&through, count).stdout == "1\n"
-    });
+    // It lasts until both were seen to wait, however long that takes.
+    let mut holder = client(&shop.env(&[])).env("PGDATABASE", &through["PGDATABASE"]).stdin(Stdio::piped()).spawn();
+    let holder = holder.as_mut().expect("psql runs");
+    holder.stdin.as_mut().expect("its input").write_all(b"select pg_advisory_lock(7);\n").expect("it reads");
+    let count = |what: &str| format!("select count(*) from pg_locks where locktype = 'advisory' and {what}");
+    eventually("the lock is taken", 10, || psql(&through, &count("granted")).stdout == "1\n");
+    let script = "begin; insert into slow values (1); select pg_advisory_xact_lock(7); commit;";
+    let mut transaction = client(&through).args(["-c", script]).spawn().expect("psql runs");
+    eventually("the transaction is under way", 10, || psql(&through, &count("not granted")).stdout == "1\n");
     std::thread::scope(|scope| {
         let switched = scope.spawn(|| shop.sandbox.quorate(&["switchover", "shop", "--yes"]));
         for name in ["proxy-1", "proxy-2"] {
             eventually("new clients wait", 20, || shop.connections_at_most(name, &before).as_deref() == Some("1"));
         }
+        drop(holder.stdin.take());
         switched.join().expect("it ends").ok();
     });
     assert!(transaction.wait().expect("it ends").success(), "the transaction was cut off");
+    assert!(holder.wait().expect("it ends").success());
     assert_ne!(shop.primary(), before);
     for name in ["proxy-1", "proxy-2"] {
         assert_ne!(shop.connections_at_most(name, &before).as_deref(), Some("1"), "{name} still keeps clients waiting");
