@@ -20,13 +20,15 @@ fn scripts_learn_how_a_cluster_is_reached_and_no_secret() {
     assert!(!known.to_string().contains("PRIVATE KEY"));
 
     let program = env!("CARGO_BIN_EXE_quorate");
-    let script = "eval \"$(\"$0\" output c --format shell)\" && curl -sS --cacert \"$QUORATE_CA_FILE\" \"$QUORATE_ENDPOINTS\"/x; \
-                  printf %s \"$QUORATE_CA\"";
+    // Exit code 60 of curl: the CA does not fit. Without a login the connection ends later, in one of several ways.
+    let script = "eval \"$(\"$0\" output c --format shell)\" && curl -s --cacert \"$QUORATE_CA_FILE\" \"$QUORATE_ENDPOINTS\"/x; \
+                  printf '%s\\n%s' $? \"$QUORATE_CA\"";
     let mut command = Command::new("sh");
     command.args(["-c", script, program]).env("QUORATE_HOME", sandbox.home());
     let run: Run = command.output().expect("sh runs").into();
-    assert_eq!(run.stdout.trim(), known["ca"].as_str().unwrap_or_default().trim(), "{}", run.stderr);
-    assert!(run.stderr.contains("certificate required"), "TLS was trusted, and a login is needed: {}", run.stderr);
+    let (code, ca) = run.stdout.split_once('\n').expect("two values");
+    assert!(!["0", "60"].contains(&code), "curl ended with {code}: {}", run.stderr);
+    assert_eq!(ca.trim(), known["ca"].as_str().unwrap_or_default().trim());
     let variables = sandbox.quorate(&["output", "c", "--format", "tfvars"]).ok().stdout;
     assert!(variables.contains(&format!("quorate_endpoints = [\"{endpoints}\"]\n")), "{variables}");
 }
