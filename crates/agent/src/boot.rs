@@ -40,6 +40,11 @@ pub fn image_units() -> Vec<(String, String)> {
         .to_vec()
 }
 
+/// The unit that a stock image needs for the same, next to what configures it: its name and its content.
+pub fn stock_unit() -> (&'static str, String) {
+    (BOOT_UNIT, render::boot_unit(true))
+}
+
 /// Makes the machine what its seed disk says, and starts its agent.
 pub fn boot(options: &BootOptions) -> Result<(), AgentError> {
     let layout = Layout::new(&options.root).map_err(AgentError::file("find", &options.root))?;

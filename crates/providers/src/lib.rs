@@ -1,13 +1,17 @@
 //! Providers: where machines are made. A provider knows machines and their marks, nothing of etcd; it never touches
 //! what does not bear this cluster's mark.
 
+mod aws;
 mod fat;
 mod incus;
 mod kept;
 mod libvirt;
 mod local;
+mod marks;
 mod openstack;
+mod rules;
 mod seed_disk;
+mod web;
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -26,6 +30,7 @@ pub use quorate_core::model::Data;
 use quorate_core::model::{Ledger, MachineId, MachineSeen, MemberName};
 use quorate_core::spec;
 
+pub use aws::{Aws, AwsError};
 pub use incus::{Image, Imported, Incus, IncusError, import as import_image};
 pub use libvirt::{Libvirt, LibvirtError};
 pub use local::{Local, is_controllers_alone, mark, netns};
@@ -153,6 +158,8 @@ pub enum ProviderError {
     Incus(#[from] IncusError),
     #[error(transparent)]
     Openstack(#[from] OpenstackError),
+    #[error(transparent)]
+    Aws(#[from] AwsError),
     #[error(
         "{} is not statically linked, so it may not start on a machine: name one that is in {}, or use an image that has the \
          agent and say `has_agent: true`",
@@ -182,6 +189,7 @@ pub fn provider(ledger: &Ledger, directories: &Directories) -> Rc<dyn Provider> 
         spec::Provider::Libvirt(settings) => Rc::new(Libvirt::new(directories, ledger, settings)),
         spec::Provider::Incus(settings) => Rc::new(Incus::new(ledger, settings)),
         spec::Provider::Openstack(settings) => Rc::new(Openstack::new(ledger, settings)),
+        spec::Provider::Aws(settings) => Rc::new(Aws::new(ledger, settings)),
     }
 }
 

@@ -52,9 +52,19 @@ pub(super) fn user_data(admin: Option<&Admin>, brings_program: bool) -> String {
         commands.push(json!(["sh", "-c", copy]));
     }
     commands.push(json!(["/usr/lib/quorate/quorate", "agent", "boot", "--beside-cloud-init"]));
+    cloud_config(admin, false, commands, Map::new())
+}
+
+/// What cloud-init does: `commands`, once, and `more`. `keeps_user`: the image's default user stays.
+pub(super) fn cloud_config(
+    admin: Option<&Admin>,
+    keeps_user: bool,
+    commands: Vec<Value>,
+    more: Map<String, Value>,
+) -> String {
     // The agent says who may log in, and the same is said here, for the case that it does not come up. cloud-init's own ways in stay shut.
-    let users: Vec<Value> = admin.map(cloud_user).into_iter().collect();
-    let config = json!({
+    let users: Vec<Value> = keeps_user.then(|| json!("default")).into_iter().chain(admin.map(cloud_user)).collect();
+    let mut config = json!({
         "ssh_pwauth": false,
         "disable_root": true,
         "users": users,
@@ -62,6 +72,7 @@ pub(super) fn user_data(admin: Option<&Admin>, brings_program: bool) -> String {
         "manage_etc_hosts": "localhost",
         "runcmd": commands,
     });
+    config.as_object_mut().expect("an object").extend(more);
     format!("#cloud-config\n{}\n", serde_json::to_string_pretty(&config).expect("plain data serializes"))
 }
 

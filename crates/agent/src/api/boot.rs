@@ -61,6 +61,6 @@ pub struct Admin {
 /// The disk that holds etcd's data, and outlives the machine.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct DataDisk {
-    /// Of the virtio disk: at most 20 characters.
+    /// Of the virtio or NVMe disk: at most 20 characters.
     pub serial: String,
 }

@@ -52,7 +52,11 @@ impl Boot<'_> {
     }
 
     fn await_device(&self, serial: &str) -> Result<PathBuf, AgentError> {
-        let names = [format!("virtio-{serial}"), format!("scsi-0QEMU_QEMU_HARDDISK_incus_{serial}")];
+        let names = [
+            format!("virtio-{serial}"),
+            format!("scsi-0QEMU_QEMU_HARDDISK_incus_{serial}"),
+            format!("nvme-Amazon_Elastic_Block_Store_{serial}"),
+        ];
         let devices = names.map(|name| self.path("dev/disk/by-id").join(name));
         let begun = Instant::now();
         while begun.elapsed() <= WAIT {
@@ -61,7 +65,7 @@ impl Boot<'_> {
             }
             sleep(PAUSE);
         }
-        let [usual, _] = devices;
+        let [usual, ..] = devices;
         Err(AgentError::NoDataDisk { serial: serial.to_owned(), path: usual })
     }
 

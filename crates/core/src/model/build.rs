@@ -27,6 +27,9 @@ pub const HYPERVISOR: &str = "hypervisor";
 /// The same, where the spec may leave the choice of a host to the provider.
 pub const TARGET: &str = "target";
 
+/// The part that says in which zone the machine is, where the spec says that. Volumes do not leave theirs.
+pub const ZONE: &str = "zone";
+
 impl Build {
     pub fn new<const N: usize>(parts: [(&str, Option<String>); N]) -> Self {
         Build(parts.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect())
@@ -35,7 +38,8 @@ impl Build {
     /// Where the data is that outlives the machine.
     pub fn data(&self) -> Option<String> {
         let volume = self.0.get(DATA_VOLUME)?;
-        Some(match self.0.get(HYPERVISOR).or_else(|| self.0.get(TARGET)) {
+        let places = [HYPERVISOR, TARGET, ZONE];
+        Some(match places.iter().find_map(|part| self.0.get(*part)) {
             Some(place) => format!("{volume} at {place}"),
             None => volume.clone(),
         })
@@ -54,6 +58,13 @@ impl Build {
             host.clone_into(target);
         }
         self
+    }
+
+    /// The same, without this part.
+    pub fn without(&self, part: &str) -> Self {
+        let mut parts = self.0.clone();
+        parts.remove(part);
+        Build(parts)
     }
 
     /// The same, of a machine that was found with this part changed.

@@ -17,7 +17,7 @@ mod seen;
 mod trust;
 mod version;
 
-pub use build::{Build, DATA_VOLUME, Data, HYPERVISOR, TARGET};
+pub use build::{Build, DATA_VOLUME, Data, HYPERVISOR, TARGET, ZONE};
 pub use desired::{Brought, CertificateWish, Desired, DesiredMember, Destruction, PlaneWish, Revocable};
 pub use endpoint::{address_in, https_url};
 pub use facts::{

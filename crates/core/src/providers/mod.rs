@@ -1,7 +1,9 @@
 //! What a spec says about machines: one room for each provider, with its settings, their checks, its template and what
 //! they mean to the planner. Nothing outside a room names its fields. How machines are made is in the crate `providers`.
 
+pub mod access;
 pub mod admin;
+pub mod aws;
 pub mod incus;
 pub mod libvirt;
 pub mod local;
@@ -33,17 +35,20 @@ pub enum Provider {
     Incus(Box<incus::IncusSettings>),
     /// As servers of OpenStack.
     Openstack(Box<openstack::OpenstackSettings>),
+    /// As instances of AWS.
+    Aws(Box<aws::AwsSettings>),
 }
 
 /// Providers whose name alone is enough: all their settings have defaults.
 const WORDS: [&str; 1] = ["local"];
 
 /// The beginning of a commented spec for each provider: all that is about machines.
-pub const TEMPLATES: [(&str, &str); 4] = [
+pub const TEMPLATES: [(&str, &str); 5] = [
     ("local", local::TEMPLATE),
     ("libvirt", libvirt::TEMPLATE),
     ("incus", incus::TEMPLATE),
     ("openstack", openstack::TEMPLATE),
+    ("aws", aws::TEMPLATE),
 ];
 
 impl Provider {
@@ -53,6 +58,7 @@ impl Provider {
             Provider::Libvirt(settings) => settings.as_ref(),
             Provider::Incus(settings) => settings.as_ref(),
             Provider::Openstack(settings) => settings.as_ref(),
+            Provider::Aws(settings) => settings.as_ref(),
         }
     }
 }
@@ -81,6 +87,9 @@ pub struct MemberSpec {
     /// Its server, under the provider `openstack`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub openstack: Option<openstack::ServerSettings>,
+    /// Its instance, under the provider `aws`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub aws: Option<aws::AwsInstance>,
     /// What Patroni may do with it, in a cluster of PostgreSQL.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tags: Option<Tags>,
@@ -89,7 +98,7 @@ pub struct MemberSpec {
 impl MemberSpec {
     /// A member of which nothing but the name is said.
     pub fn named(name: Name) -> Self {
-        MemberSpec { name, address: None, libvirt: None, incus: None, openstack: None, tags: None }
+        MemberSpec { name, address: None, libvirt: None, incus: None, openstack: None, aws: None, tags: None }
     }
 
     /// The same machine without a disk for data: it has none that should outlive it.
@@ -98,6 +107,7 @@ impl MemberSpec {
             libvirt: Some(libvirt::section(self).without_data()),
             incus: Some(incus::section(self).without_data()),
             openstack: Some(openstack::section(self).without_data()),
+            aws: Some(aws::section(self).without_data()),
             ..self.clone()
         }
     }
@@ -109,6 +119,7 @@ impl MemberSpec {
             ("libvirt.data_size", libvirt::section(self).data_size.is_some()),
             ("incus.data_size", incus::section(self).data_size.is_some()),
             ("openstack.data_size", openstack::section(self).data_size.is_some()),
+            ("aws.data_size", aws::section(self).data_size.is_some()),
         ];
         settings.into_iter().filter(|(_, given)| *given).map(|(name, _)| name).collect()
     }
@@ -119,6 +130,7 @@ impl MemberSpec {
             ("libvirt", self.libvirt.is_some()),
             ("incus", self.incus.is_some()),
             ("openstack", self.openstack.is_some()),
+            ("aws", self.aws.is_some()),
         ];
         sections.into_iter().filter(|(_, given)| *given).map(|(name, _)| name).collect()
     }

@@ -9,9 +9,11 @@ use tokio::time::sleep;
 
 use super::catalogue::Service::Compute;
 use super::error::OpenstackError;
-use super::server::{Mark, Server, tag};
-use super::session::{Call, escaped};
+use super::server::{Server, tag};
+use super::session::Call;
 use super::{Openstack, one_of};
+use crate::marks::Mark;
+use crate::web::escaped;
 
 /// Needed for the policy of server groups.
 pub(super) const VERSION: &str = "2.64";

@@ -19,11 +19,13 @@ use super::catalogue::Service::{Compute, Image};
 use super::compute::{CREATING, Flavor, gone};
 use super::error::OpenstackError;
 use super::network::Port;
-use super::server::{Mark, Server, State, tag};
-use super::session::{Call, escaped};
+use super::server::{Server, tag};
+use super::session::Call;
 use super::volumes::Role;
 use super::{Openstack, one_of, text};
+use crate::marks::{Mark, State};
 use crate::seed_disk::user_data;
+use crate::web::escaped;
 use crate::{Data, NewMachine, ProviderError};
 
 /// How much of a volume's id its disk has as its serial number.
@@ -158,7 +160,7 @@ impl Openstack {
             self.mark_volume(volume, State::Whole).await?;
         }
         (mark.state, mark.data) = (State::Whole, data);
-        self.set_metadata(&server, &mark.metadata()).await?;
+        self.set_metadata(&server, &json!(mark.parts())).await?;
         // What the member's earlier machines have left is of no use from now on.
         let used: Vec<String> = used.into_iter().chain(mark.data).collect();
         for volume in self.volumes_left(member, &new.id, &used).await? {
@@ -232,7 +234,7 @@ impl Openstack {
             "networks": [{ "port": port.id }],
             "block_device_mapping_v2": devices,
             "config_drive": true,
-            "metadata": mark.metadata(),
+            "metadata": json!(mark.parts()),
             "tags": [tag(self.spec.name.as_str())],
             "user_data": STANDARD.encode(user_data(machine.admin.as_ref(), false)),
             "personality": self.files(new, &machine, mark),

@@ -3,8 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use quorate_core::model::{Audience, Opening};
-use quorate_core::providers::openstack::Access;
+use quorate_core::providers::access::Access;
 use quorate_core::spec::AddressRange;
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -13,97 +12,45 @@ use tokio::time::sleep;
 use super::catalogue::Service::Network;
 use super::error::OpenstackError;
 use super::network::OwnPort;
-use super::session::{Call, escaped};
+use super::session::Call;
 use super::{Openstack, text};
+use crate::rules::{Ids, Role, Rule, member_rules, other_rules};
+use crate::web::escaped;
 
 /// How often rules are compared again after an answer was lost, or somebody else was first.
 const ATTEMPTS: usize = 4;
-/// What neutron calls the two families of addresses.
-const FAMILIES: [&str; 2] = ["IPv4", "IPv6"];
 
-/// Whose ports have the group.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) enum Role {
-    /// The machines of the cluster.
-    Member,
-    /// Machines of the operator, from which clients come.
-    Client,
-    /// Machines of the operator, from which people and quorate itself come.
-    Bastion,
-}
-
-impl Role {
-    const ALL: [Role; 3] = [Role::Member, Role::Client, Role::Bastion];
-
-    fn name(self) -> &'static str {
-        match self {
-            Role::Member => "member",
-            Role::Client => "client",
-            Role::Bastion => "bastion",
-        }
+/// A rule, from how neutron describes it.
+fn read_rule(value: &Value) -> Rule {
+    let port = |field: &str| value.get(field).and_then(Value::as_u64);
+    let is_narrow = |range: &String| range.parse::<AddressRange>().map_or(true, |range| range.prefix > 0);
+    Rule {
+        direction: text(value, "direction").unwrap_or_default(),
+        family: text(value, "ethertype").unwrap_or_default(),
+        protocol: text(value, "protocol"),
+        ports: port("port_range_min").zip(port("port_range_max")),
+        range: text(value, "remote_ip_prefix").filter(is_narrow),
+        group: text(value, "remote_group_id"),
     }
 }
 
-/// What a group lets through, as neutron describes it.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
-struct Rule {
-    direction: String,
-    family: String,
-    protocol: Option<String>,
-    ports: Option<(u64, u64)>,
-    /// A range of addresses.
-    range: Option<String>,
-    /// A group, by id.
-    group: Option<String>,
-}
-
-impl Rule {
-    fn egress(family: &str) -> Self {
-        Rule {
-            direction: String::from("egress"),
-            family: family.to_owned(),
-            protocol: None,
-            ports: None,
-            range: None,
-            group: None,
+/// How neutron describes it.
+fn describe_rule(wanted: &Rule, group: &str) -> Value {
+    let mut rule = json!({
+        "security_group_id": group, "direction": wanted.direction, "ethertype": wanted.family,
+        "description": "quorate",
+    });
+    let mut set = |field: &str, value: Option<Value>| {
+        if let Some(value) = value {
+            rule[field] = value;
         }
-    }
-
-    fn ingress(family: &str, protocol: &str) -> Self {
-        let (direction, protocol) = (String::from("ingress"), Some(protocol.to_owned()));
-        Rule { direction, protocol, ..Self::egress(family) }
-    }
-
-    fn read(value: &Value) -> Self {
-        let port = |field: &str| value.get(field).and_then(Value::as_u64);
-        let is_narrow = |range: &String| range.parse::<AddressRange>().map_or(true, |range| range.prefix > 0);
-        Rule {
-            direction: text(value, "direction").unwrap_or_default(),
-            family: text(value, "ethertype").unwrap_or_default(),
-            protocol: text(value, "protocol"),
-            ports: port("port_range_min").zip(port("port_range_max")),
-            range: text(value, "remote_ip_prefix").filter(is_narrow),
-            group: text(value, "remote_group_id"),
-        }
-    }
-
-    fn describe(&self, group: &str) -> Value {
-        let mut rule = json!({
-            "security_group_id": group, "direction": self.direction, "ethertype": self.family,
-            "description": "quorate",
-        });
-        let mut set = |field: &str, value: Option<Value>| {
-            if let Some(value) = value {
-                rule[field] = value;
-            }
-        };
-        set("protocol", self.protocol.as_ref().map(|protocol| json!(protocol)));
-        set("port_range_min", self.ports.map(|(first, _)| json!(first)));
-        set("port_range_max", self.ports.map(|(_, last)| json!(last)));
-        set("remote_ip_prefix", self.range.as_ref().map(|range| json!(range)));
-        set("remote_group_id", self.group.as_ref().map(|group| json!(group)));
-        rule
-    }
+    };
+    set("protocol", wanted.protocol.as_ref().map(|protocol| json!(protocol)));
+    set("port_range_min", wanted.ports.map(|(first, _)| json!(first)));
+    set("port_range_max", wanted.ports.map(|(_, last)| json!(last)));
+    set("remote_ip_prefix", wanted.range.as_ref().map(|range| json!(range)));
+    set("remote_group_id", wanted.group.as_ref().map(|group| json!(group)));
+    rule
 }
 
 /// A group of this cluster, as it is found by its mark.
@@ -115,68 +62,6 @@ struct Group {
     made: String,
     /// With their ids. Two may be the same.
     rules: Vec<(String, Rule)>,
-}
-
-/// By id, the groups of a cluster.
-#[derive(Clone, Copy)]
-struct Ids<'a> {
-    member: &'a str,
-    /// Where access is by group.
-    others: Option<(&'a str, &'a str)>,
-}
-
-/// What the group of members lets through.
-fn member_rules(openings: &[Opening], ids: Ids<'_>) -> BTreeSet<Rule> {
-    let mut rules: BTreeSet<Rule> = FAMILIES.into_iter().map(Rule::egress).collect();
-    let from_group = |rule: Rule, group: &str| Rule { group: Some(group.to_owned()), ..rule };
-    for (family, protocol) in [("IPv4", "icmp"), ("IPv6", "ipv6-icmp")] {
-        let rule = Rule::ingress(family, protocol);
-        match ids.others {
-            None => drop(rules.insert(rule)),
-            Some((client, bastion)) => {
-                rules.extend([ids.member, client, bastion].map(|group| from_group(rule.clone(), group)));
-            }
-        }
-    }
-    for opening in openings {
-        let by_group = ids.others.and_then(|(client, bastion)| match opening.to {
-            Audience::Clients => Some(client),
-            Audience::Operators => Some(bastion),
-            Audience::Peers | Audience::Monitoring => None,
-        });
-        for port in &opening.ports {
-            let port = u64::from(*port);
-            let of = |family: &str| Rule { ports: Some((port, port)), ..Rule::ingress(family, "tcp") };
-            // They are peers and clients of each other, and knock at each other's agents.
-            let for_members = opening.to != Audience::Monitoring && port != SSH;
-            let is_open = by_group.is_none() && is_anywhere(opening);
-            if for_members && !is_open {
-                rules.extend(FAMILIES.map(|family| from_group(of(family), ids.member)));
-            }
-            match (by_group, &opening.from) {
-                (Some(group), _) => rules.extend(FAMILIES.map(|family| from_group(of(family), group))),
-                // The other members, which the group is.
-                (None, None) if opening.to == Audience::Peers => {}
-                (None, None) => rules.extend(FAMILIES.map(of)),
-                (None, Some(ranges)) => rules.extend(ranges.iter().map(|range| {
-                    let family = if range.address.is_ipv4() { FAMILIES[0] } else { FAMILIES[1] };
-                    Rule { range: Some(range.to_string()).filter(|_| range.prefix > 0), ..of(family) }
-                })),
-            }
-        }
-    }
-    rules
-}
-
-const SSH: u64 = 22;
-
-fn is_anywhere(opening: &Opening) -> bool {
-    opening.from.is_none() && opening.to != Audience::Peers
-}
-
-/// The groups of clients and bastions are names of where these come from. They themselves let nobody in.
-fn other_rules() -> BTreeSet<Rule> {
-    FAMILIES.into_iter().map(Rule::egress).collect()
 }
 
 impl Openstack {
@@ -213,7 +98,7 @@ impl Openstack {
                 name: text(value, "name").unwrap_or_default(),
                 role,
                 made: text(value, "created_at").unwrap_or_default(),
-                rules: rules.filter_map(|rule| Some((text(rule, "id")?, Rule::read(rule)))).collect(),
+                rules: rules.filter_map(|rule| Some((text(rule, "id")?, read_rule(rule)))).collect(),
             })
         };
         // A group of another project may be shared with this one, and have any description.
@@ -323,7 +208,7 @@ impl Openstack {
         let missing: Vec<Value> = wanted
             .iter()
             .filter(|rule| !kept.iter().any(|(_, there)| there == *rule))
-            .map(|rule| rule.describe(&group.id))
+            .map(|rule| describe_rule(rule, &group.id))
             .collect();
         if !missing.is_empty() {
             let doing = format!("add rules to the security group {}", group.name);
@@ -367,82 +252,21 @@ impl Openstack {
 
 #[cfg(test)]
 mod tests {
+    use quorate_core::model::{Audience, Opening};
+
     use super::*;
 
-    fn opening(to: Audience, ports: &[u16], from: Option<&[&str]>) -> Opening {
-        let from = from.map(|ranges| ranges.iter().map(|range| range.parse().unwrap()).collect());
-        Opening { to, ports: ports.to_vec(), from }
-    }
-
-    fn shown(openings: &[Opening], ids: Ids<'_>) -> Vec<String> {
-        let tcp = member_rules(openings, ids).into_iter().filter(|rule| rule.protocol.as_deref() == Some("tcp"));
-        tcp.map(|rule| {
-            let from = rule.range.or(rule.group).unwrap_or_else(|| String::from("anywhere"));
-            format!("{} {} {from}", rule.family, rule.ports.unwrap().0)
-        })
-        .collect()
-    }
-
-    const OPEN: Ids<'_> = Ids { member: "m", others: None };
     const CLOSED: Ids<'_> = Ids { member: "m", others: Some(("c", "b")) };
 
     #[test]
-    fn ranges_of_the_firewall_become_rules() {
-        let openings = [
-            opening(Audience::Peers, &[2380], Some(&["10.0.0.11"])),
-            opening(Audience::Clients, &[2379], Some(&["10.0.0.0/8", "fd00::/8"])),
-            opening(Audience::Operators, &[22], Some(&[])),
-            opening(Audience::Operators, &[2390], None),
-            opening(Audience::Monitoring, &[9100], Some(&["0.0.0.0/0"])),
-        ];
-        let expected = [
-            "IPv4 2379 m",
-            "IPv4 2379 10.0.0.0/8",
-            "IPv4 2380 m",
-            "IPv4 2380 10.0.0.11/32",
-            "IPv4 2390 anywhere",
-            "IPv4 9100 anywhere",
-            "IPv6 2379 m",
-            "IPv6 2379 fd00::/8",
-            "IPv6 2380 m",
-            "IPv6 2390 anywhere",
-        ];
-        assert_eq!(shown(&openings, OPEN), expected);
-    }
-
-    #[test]
-    fn without_ranges_peers_are_the_members() {
-        let peers = [opening(Audience::Peers, &[2380], None)];
-        assert_eq!(shown(&peers, OPEN), ["IPv4 2380 m", "IPv6 2380 m"]);
-    }
-
-    #[test]
-    fn by_group_nobody_else_comes_in() {
-        let openings = [
-            opening(Audience::Clients, &[2379], None),
-            opening(Audience::Operators, &[22], None),
-            opening(Audience::Operators, &[2390], Some(&["10.0.0.0/8"])),
-            opening(Audience::Monitoring, &[9100], Some(&["10.9.0.0/16"])),
-        ];
-        let mut rules = shown(&openings, CLOSED);
-        rules.retain(|rule| rule.starts_with("IPv4"));
-        let expected =
-            ["IPv4 22 b", "IPv4 2379 c", "IPv4 2379 m", "IPv4 2390 b", "IPv4 2390 m", "IPv4 9100 10.9.0.0/16"];
-        assert_eq!(rules, expected);
-        assert!(
-            !member_rules(&openings, CLOSED)
-                .iter()
-                .any(|rule| { rule.direction == "ingress" && rule.group.is_none() && rule.range.is_none() })
-        );
-    }
-
-    #[test]
     fn a_rule_is_read_as_it_was_written() {
-        for rule in member_rules(&[opening(Audience::Clients, &[2379], Some(&["10.0.0.0/8"]))], CLOSED) {
-            assert_eq!(Rule::read(&rule.describe("m")), rule);
+        let from = Some(vec!["10.0.0.0/8".parse().unwrap()]);
+        let clients = Opening { to: Audience::Clients, ports: vec![2379], from };
+        for rule in member_rules(&[clients], CLOSED) {
+            assert_eq!(read_rule(&describe_rule(&rule, "m")), rule);
         }
         let anywhere =
             json!({ "direction": "ingress", "ethertype": "IPv4", "protocol": "tcp", "remote_ip_prefix": "0.0.0.0/0" });
-        assert_eq!(Rule::read(&anywhere), Rule::ingress("IPv4", "tcp"));
+        assert_eq!(read_rule(&anywhere), Rule::ingress("IPv4", "tcp"));
     }
 }

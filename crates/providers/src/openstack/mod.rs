@@ -27,10 +27,11 @@ use quorate_core::providers::openstack::OpenstackSettings;
 use quorate_core::spec::ClusterSpec;
 use serde_json::{Value, json};
 
+use crate::marks::{Mark, State, key};
 use crate::{Data, Machines, NewMachine, Provider, ProviderError};
 pub use error::OpenstackError;
 use network::{OwnPort, Site};
-use server::{Mark, Server, State, key};
+use server::Server;
 use session::Session;
 use volumes::Volume;
 

@@ -12,8 +12,9 @@ use serde_json::{Value, json};
 
 use super::catalogue::Service::Network;
 use super::error::OpenstackError;
-use super::session::{Call, escaped};
+use super::session::Call;
 use super::{Openstack, one_of, text};
+use crate::web::escaped;
 use crate::{NewMachine, ProviderError};
 
 /// What machines of the cluster need of their network.

@@ -1,117 +1,22 @@
-//! A machine as OpenStack knows it: a server. Its metadata is quorate's mark, one key for each part because values are short. Every user
-//! of the project can read it, so it contains no secret.
+//! A machine as OpenStack knows it: a server. Its metadata is quorate's mark.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
 
-use quorate_core::model::{Build, MachineId, MemberName, PowerState};
-use serde_json::{Map, Value, json};
+use quorate_core::model::{Build, PowerState};
+use serde_json::{Value, json};
 
 use super::error::OpenstackError;
-
-const PREFIX: &str = "quorate.";
-const BUILD: &str = "quorate.build.";
-
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Mark {
-    pub(super) cluster: String,
-    pub(super) cluster_id: String,
-    pub(super) member: MemberName,
-    pub(super) incarnation: u64,
-    pub(super) address: IpAddr,
-    /// Of the controller that creates it.
-    pub(super) fence: u64,
-    pub(super) state: State,
-    /// The port that was made for it, by id. None: the port is the operator's.
-    pub(super) port: Option<String>,
-    /// The data volume, by id. Of a draft, and of a server that is being removed: only one that goes with it.
-    pub(super) data: Option<String>,
-    /// What it was created from.
-    pub(super) build: Option<Build>,
-    /// The name of its flavor; the build has what the spec calls it.
-    pub(super) flavor: Option<String>,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum State {
-    /// It is being built. It does not count as a machine yet.
-    Draft,
-    Whole,
-    /// It is being removed.
-    Going,
-}
-
-impl State {
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            State::Draft => "draft",
-            State::Whole => "whole",
-            State::Going => "going",
-        }
-    }
-
-    pub(super) fn read(text: &str) -> Option<Self> {
-        [State::Draft, State::Whole, State::Going].into_iter().find(|state| state.name() == text)
-    }
-}
+use crate::marks::{Mark, key};
 
 /// The tag by which the servers of clusters of this name are listed.
 pub(super) fn tag(cluster: &str) -> String {
-    format!("{PREFIX}{cluster}")
+    key(cluster)
 }
 
-pub(super) fn key(part: &str) -> String {
-    format!("{PREFIX}{part}")
-}
-
-impl Mark {
-    pub(super) fn metadata(&self) -> Value {
-        let incarnation = self.incarnation.to_string();
-        let fence = self.fence.to_string();
-        let address = self.address.to_string();
-        let parts = [
-            ("cluster", self.cluster.as_str()),
-            ("cluster_id", &self.cluster_id),
-            ("member", self.member.as_str()),
-            ("incarnation", &incarnation),
-            ("address", &address),
-            ("fence", &fence),
-            ("state", self.state.name()),
-            ("port", self.port.as_deref().unwrap_or_default()),
-            ("data", self.data.as_deref().unwrap_or_default()),
-            ("flavor", self.flavor.as_deref().unwrap_or_default()),
-        ];
-        let parts = parts.into_iter().map(|(part, value)| (key(part), json!(value)));
-        let build = serde_json::to_value(&self.build).ok();
-        let build = build.as_ref().and_then(Value::as_object).into_iter().flatten();
-        let build = build.map(|(part, value)| (format!("{BUILD}{part}"), value.clone()));
-        Value::Object(parts.chain(build).collect())
-    }
-
-    fn read(metadata: &Value) -> Option<Self> {
-        let part = |name: &str| metadata.get(key(name)).and_then(Value::as_str);
-        let some = |name: &str| part(name).filter(|value| !value.is_empty()).map(str::to_owned);
-        let parts = metadata.as_object().into_iter().flatten();
-        let build: Map<String, Value> =
-            parts.filter_map(|(name, value)| Some((name.strip_prefix(BUILD)?.to_owned(), value.clone()))).collect();
-        Some(Mark {
-            cluster: part("cluster")?.to_owned(),
-            cluster_id: part("cluster_id")?.to_owned(),
-            member: part("member")?.into(),
-            incarnation: part("incarnation")?.parse().ok()?,
-            address: part("address")?.parse().ok()?,
-            fence: part("fence")?.parse().ok()?,
-            state: State::read(part("state")?)?,
-            port: some("port"),
-            data: some("data"),
-            flavor: some("flavor"),
-            build: serde_json::from_value(Value::Object(build)).ok().filter(|build| *build != Build::default()),
-        })
-    }
-
-    pub(super) fn is_of(&self, machine: &MachineId) -> bool {
-        self.member == machine.member && self.incarnation == machine.incarnation
-    }
+/// The mark in a server's metadata.
+fn read_mark(metadata: &Value) -> Option<Mark> {
+    let texts = metadata.as_object()?.iter().filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_owned())));
+    Mark::read(&texts.collect::<BTreeMap<String, String>>())
 }
 
 /// A server as it was found.
@@ -140,7 +45,7 @@ impl Server {
             runs: value.get("OS-EXT-STS:power_state").and_then(Value::as_u64),
             fault: value.pointer("/fault/message").and_then(Value::as_str).map(str::to_owned),
             flavor: value.pointer("/flavor/original_name").and_then(Value::as_str).map(str::to_owned),
-            mark: value.get("metadata").and_then(Mark::read),
+            mark: value.get("metadata").and_then(read_mark),
         })
     }
 
@@ -229,20 +134,10 @@ impl Server {
     }
 }
 
-/// The parts of a mark on something else than a server.
-pub(super) fn parts(cluster_id: &str, machine: &MachineId, fence: u64) -> BTreeMap<String, String> {
-    let parts = [
-        ("cluster_id", cluster_id.to_owned()),
-        ("member", machine.member.to_string()),
-        ("incarnation", machine.incarnation.to_string()),
-        ("fence", fence.to_string()),
-    ];
-    parts.into_iter().map(|(part, value)| (key(part), value)).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::marks::State;
 
     fn mark() -> Mark {
         Mark {
@@ -267,12 +162,12 @@ mod tests {
     fn a_server_is_read_with_its_mark() {
         let value = json!({
             "id": "s", "name": "demo-etcd-1.2", "status": "ACTIVE", "OS-EXT-STS:task_state": null,
-            "OS-EXT-STS:power_state": 1, "metadata": mark().metadata(),
+            "OS-EXT-STS:power_state": 1, "metadata": mark().parts(),
         });
         let found = Server::read(&value).unwrap();
         assert_eq!((found.mark.as_ref(), found.power()), (Some(&mark()), PowerState::On));
-        for (key, value) in mark().metadata().as_object().unwrap() {
-            assert!(key.len() <= 255 && value.as_str().unwrap().len() <= 255, "{key}");
+        for (key, value) in mark().parts() {
+            assert!(key.len() <= 255 && value.len() <= 255, "{key}");
         }
         let mut other = value.clone();
         other["metadata"] = json!({ "quorate.cluster": "demo" });
@@ -342,7 +237,7 @@ mod tests {
     #[test]
     fn a_resized_server_is_not_what_it_was_created_from() {
         let server = |flavor: &str| {
-            let value = json!({ "id": "s1", "flavor": { "original_name": flavor }, "metadata": mark().metadata() });
+            let value = json!({ "id": "s1", "flavor": { "original_name": flavor }, "metadata": mark().parts() });
             Server::read(&value).unwrap()
         };
         assert_eq!(server("m1.small").build(&mark()), mark().build);

@@ -23,6 +23,7 @@ use tokio::time::sleep;
 use super::catalogue::{Catalogue, Service};
 use super::credentials::{Cloud, read_cas};
 use super::error::OpenstackError;
+use crate::web::{RETRY, Retry};
 
 const CONNECTING: Duration = Duration::from_secs(10);
 /// Nova waits for other services before it answers.
@@ -34,29 +35,6 @@ const SHOWN: usize = 300;
 const TOKEN: &str = "X-Auth-Token";
 const NEW_TOKEN: &str = "X-Subject-Token";
 const VERSION: &str = "OpenStack-API-Version";
-
-/// How often and how long a failed request is repeated.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Retry {
-    pub(super) attempts: u32,
-    pub(super) first: Duration,
-    pub(super) longest: Duration,
-}
-
-/// Half a minute in all.
-const RETRY: Retry = Retry { attempts: 7, first: Duration::from_millis(500), longest: Duration::from_secs(8) };
-
-impl Retry {
-    /// The pause after this attempt, of which there were `tried`: twice as long each time, and up to half of it is left to chance, so
-    /// that clients that failed together do not return together.
-    fn pause(&self, tried: u32, told: Option<Duration>) -> Duration {
-        let doubled = self.first.saturating_mul(1 << tried.saturating_sub(1).min(16)).min(self.longest);
-        let chance = u32::from_str_radix(&quorate_pki::random_hex(1), 16).unwrap_or_default();
-        let pause = doubled.mul_f64(0.75 + f64::from(chance) / 512.0);
-        // A server that says how long is believed, within limits.
-        told.map_or(pause, |told| told.clamp(pause, self.longest.saturating_mul(4)))
-    }
-}
 
 /// A request. `doing` says in words what it is for.
 #[derive(Clone, Debug)]
@@ -403,12 +381,6 @@ fn next_page(page: &Value, field: &str, service: Service) -> Option<String> {
     let mut next = links.filter(|link| link.get("rel").and_then(Value::as_str) == Some("next"));
     let link = next.next().and_then(|link| link.get("href")).or_else(|| page.get("next"))?.as_str()?;
     service.path_in(link)
-}
-
-/// For use in a URL.
-pub(super) fn escaped(text: &str) -> String {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
-    text.bytes().map(|byte| if plain(byte) { (byte as char).to_string() } else { format!("%{byte:02X}") }).collect()
 }
 
 #[cfg(test)]

@@ -10,9 +10,10 @@ use tokio::time::sleep;
 
 use super::catalogue::Service::Volume as Storage;
 use super::error::OpenstackError;
-use super::server::{State, key, parts};
-use super::session::{Call, escaped};
+use super::session::Call;
 use super::{Openstack, text};
+use crate::marks::{State, key, parts_of};
+use crate::web::escaped;
 
 /// How long a volume may take to be detached and deleted.
 const DELETING: Duration = Duration::from_secs(300);
@@ -122,7 +123,7 @@ impl Openstack {
     ) -> Result<String, OpenstackError> {
         let kind = role.name();
         let name = format!("{}-{}.{}.{fence}-{kind}", self.spec.name, machine.member, machine.incarnation);
-        let mut metadata = parts(&self.cluster_id, machine, fence);
+        let mut metadata = parts_of(&self.cluster_id, machine, fence);
         metadata.insert(key("cluster"), self.spec.name.to_string());
         metadata.insert(key("role"), kind.to_owned());
         metadata.insert(key("state"), State::Draft.name().to_owned());

@@ -10,6 +10,7 @@ use jiff::SignedDuration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::access::Access;
 use super::admin::AdminSettings;
 use super::{MachineKind, MemberSpec, Settings};
 use crate::model::{Build, DATA_VOLUME};
@@ -115,17 +116,6 @@ impl fmt::Display for Spread {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.policy().unwrap_or("none"))
     }
-}
-
-/// Whom the security groups that quorate makes let in.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Access {
-    /// Those whom `host.firewall` lets in.
-    #[default]
-    Firewall,
-    /// Of these, only machines in two more groups that quorate makes: one for clients, and one for ssh and quorate itself.
-    Groups,
 }
 
 /// The server of one member.

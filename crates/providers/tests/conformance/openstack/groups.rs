@@ -6,7 +6,8 @@ use std::rc::Rc;
 use hyper::Method;
 use libtest_mimic::Trial;
 use quorate_core::model::MachineId;
-use quorate_core::providers::openstack::{Access, OpenstackSettings};
+use quorate_core::providers::access::Access;
+use quorate_core::providers::openstack::OpenstackSettings;
 use quorate_providers::{Data, Provider};
 use serde_json::{Value, json};
 

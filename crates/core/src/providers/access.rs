@@ -1,0 +1,15 @@
+//! Whom security groups let in, for every provider that makes them.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Whom the security groups that quorate makes let in.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Access {
+    /// Those whom `host.firewall` lets in.
+    #[default]
+    Firewall,
+    /// Of these, only machines in two more groups that quorate makes: one for clients, and one for ssh and quorate itself.
+    Groups,
+}

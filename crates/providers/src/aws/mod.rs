@@ -1,0 +1,281 @@
+//! The provider `aws`: instances of EC2 with network interfaces and volumes, over its query protocol.
+//!
+//! An instance is created last and deleted first, because what it uses cannot be created after it or deleted before it. So everything has a
+//! mark in its tags. What a killed controller leaves is a draft, or an interface or a volume without an instance, and the next controller
+//! deletes it.
+
+mod compute;
+mod create;
+mod credentials;
+mod error;
+mod groups;
+mod image;
+mod instance;
+mod network;
+mod profile;
+mod seed;
+mod session;
+mod sign;
+mod volumes;
+mod xml;
+
+use std::cell::{OnceCell, RefCell};
+use std::collections::BTreeSet;
+use std::rc::Rc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use quorate_core::desire;
+use quorate_core::model::{Build, Ledger, MachineId, MachineSeen, MemberName, Opening};
+use quorate_core::providers::aws::AwsSettings;
+use quorate_core::spec::ClusterSpec;
+
+use crate::marks::{Mark, State, key};
+use crate::web::Retry;
+use crate::{Data, Machines, NewMachine, Provider, ProviderError};
+pub use error::AwsError;
+use instance::Instance;
+use network::{Interface, Site};
+use session::Session;
+use volumes::Volume;
+
+/// How much of a console is shown when there is nothing else to show.
+const LAST_LINES: usize = 20;
+const POLLING: Duration = Duration::from_secs(1);
+
+pub struct Aws {
+    settings: AwsSettings,
+    spec: ClusterSpec,
+    cluster_id: String,
+    patience: Duration,
+    polling: Duration,
+    session: OnceCell<Rc<Session>>,
+    site: tokio::sync::OnceCell<Site>,
+    /// Instances that the last list had, by id.
+    known: RefCell<BTreeSet<String>>,
+    /// What machines have open; empty where security groups are the operator's.
+    openings: Vec<Opening>,
+    /// The security group of members that quorate makes, by id, once it has its rules.
+    member_group: tokio::sync::Mutex<Option<String>>,
+}
+
+impl Aws {
+    pub fn new(ledger: &Ledger, settings: &AwsSettings) -> Self {
+        Aws {
+            settings: settings.clone(),
+            spec: ledger.spec.clone(),
+            cluster_id: ledger.cluster_id.clone(),
+            patience: Duration::from_millis(settings.boot_patience.0),
+            polling: POLLING,
+            session: OnceCell::new(),
+            site: tokio::sync::OnceCell::new(),
+            known: RefCell::default(),
+            openings: if settings.security_groups.is_none() { desire::openings(ledger) } else { Vec::new() },
+            member_group: tokio::sync::Mutex::new(None),
+        }
+    }
+
+    /// With these variables in place of the environment's; looks more often, and repeats failed requests sooner and less often.
+    pub fn impatient(self, variables: &[(&str, &str)], attempts: u32, pause: Duration) -> Result<Self, AwsError> {
+        let variables: Vec<(String, String)> =
+            variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        let find = move |name: &str| variables.iter().find(|(known, _)| known == name).map(|(_, value)| value.clone());
+        let retry = Retry { attempts, first: pause, longest: pause * 2 };
+        let session = Session::new(&self.settings, Rc::new(find), retry)?;
+        Ok(Aws { session: OnceCell::from(Rc::new(session)), polling: pause, ..self })
+    }
+
+    fn session(&self) -> Result<&Session, AwsError> {
+        if self.session.get().is_none() {
+            let _ = self.session.set(Session::of(&self.settings)?);
+        }
+        Ok(self.session.get().expect("it was set"))
+    }
+
+    async fn find(&self, machine: &MachineId) -> Result<Option<(Instance, Mark)>, AwsError> {
+        let ours = self.ours().await?;
+        Ok(ours.into_iter().find(|(_, mark)| mark.is_of(machine) && mark.state == State::Whole))
+    }
+
+    /// Whether a machine's interface stays for the next one, which is to have the same address.
+    fn keeps_interface(&self, mark: &Mark, data: Data) -> bool {
+        let pinned = self.spec.machine(mark.member.seat()).and_then(|member| member.address);
+        data == Data::Stays || pinned == Some(mark.address)
+    }
+
+    /// Deletes an instance with everything that was created for it.
+    async fn clear(&self, instance: &Instance, mark: &Mark, data: Data) -> Result<(), AwsError> {
+        let volume = mark.data.clone().filter(|_| data == Data::Goes);
+        let interface = mark.port.clone().filter(|_| mark.state != State::Whole || !self.keeps_interface(mark, data));
+        let going = || (key("state"), State::Going.name().to_owned());
+        // Once the instance is gone, only their own marks say that these go too.
+        for id in [&volume, &interface].into_iter().flatten() {
+            match self.tag("mark what goes with an instance", &[id], [going()]).await {
+                Err(error) if error.is_absent() => {}
+                changed => changed?,
+            }
+        }
+        if mark.state == State::Whole {
+            // From now on it is nobody's machine, wherever this may be interrupted.
+            let tags = [
+                going(),
+                (key("data"), volume.clone().unwrap_or_default()),
+                (key("port"), interface.clone().unwrap_or_default()),
+            ];
+            match self.tag(&format!("mark {}", instance.name), &[&instance.id], tags).await {
+                Err(error) if error.is_absent() => {}
+                changed => changed?,
+            }
+        }
+        self.terminate(&instance.id).await?;
+        if let Some(interface) = &interface {
+            self.delete_interface(interface).await?;
+        }
+        Ok(())
+    }
+
+    /// Deletes what is half deleted, and drafts, interfaces and volumes that are `doomed`: made under such a fencing number, for such a
+    /// machine. Returns the interfaces that stay; none: nothing that needs a group is left.
+    async fn sweep(
+        &self,
+        doomed: impl Fn(u64, Option<&MachineId>) -> bool,
+    ) -> Result<Option<Vec<Interface>>, ProviderError> {
+        let mut kept = Vec::new();
+        for (instance, mark) in self.ours().await? {
+            if mark.state == State::Going || mark.state == State::Draft && doomed(mark.fence, None) {
+                // Data that is to stay is not in such a mark.
+                self.clear(&instance, &mark, Data::Goes).await?;
+            } else {
+                kept.push(mark);
+            }
+        }
+        let mut left = Vec::new();
+        for interface in self.interfaces().await? {
+            let is_used = kept.iter().any(|mark| mark.port.as_ref() == Some(&interface.id));
+            // One that is whole waits for its member's next machine.
+            let is_unwanted = match interface.state {
+                State::Going => true,
+                State::Draft => doomed(interface.fence, Some(&interface.machine)),
+                State::Whole => self.spec.machine(interface.machine.member.seat()).is_none(),
+            };
+            if is_unwanted && !is_used {
+                self.delete_interface(&interface.id).await?;
+            } else {
+                left.push(interface);
+            }
+        }
+        let volumes: Vec<String> = kept.iter().filter_map(|mark| mark.data.clone()).collect();
+        self.sweep_volumes(&volumes, |volume: &Volume| doomed(volume.fence(), None)).await?;
+        if !kept.is_empty() || !left.is_empty() {
+            return Ok(Some(left));
+        }
+        // Those that the operator's machines have stay until the cluster is forgotten.
+        self.drop_groups(&[]).await?;
+        Ok(None)
+    }
+
+    fn seen(&self, instance: &Instance, mark: Mark) -> (MemberName, MachineSeen) {
+        let member = self.spec.machine(mark.member.seat());
+        let build = instance.build(&mark, &self.settings, member.as_deref());
+        let data = build.as_ref().and_then(Build::data);
+        let power = instance.power();
+        let Mark { cluster_id, member, incarnation, address, .. } = mark;
+        let (headless, outdated, address, place) = (false, false, Some(address), None);
+        (member, MachineSeen { cluster_id, incarnation, power, headless, outdated, address, build, data, place })
+    }
+}
+
+#[async_trait(?Send)]
+impl Provider for Aws {
+    fn patience(&self) -> Duration {
+        self.patience
+    }
+
+    async fn machines(&self) -> Result<Machines, ProviderError> {
+        let whole = self.marked().await?.into_iter().filter(|(_, mark)| mark.state == State::Whole);
+        let found = whole.map(|(instance, mark)| self.seen(&instance, mark)).collect();
+        Ok(Machines { found, ..Machines::default() })
+    }
+
+    async fn admit(&self, fence: u64) -> Result<(), ProviderError> {
+        if let Some(interfaces) = self.sweep(|made, _| made < fence).await? {
+            self.keep_groups(&interfaces).await?;
+        }
+        Ok(())
+    }
+
+    async fn dismiss(&self, fence: u64) -> Result<(), ProviderError> {
+        self.sweep(|made, _| made <= fence).await.map(drop)
+    }
+
+    async fn create(&self, new: &NewMachine<'_>) -> Result<(), ProviderError> {
+        let mut ours = self.ours().await?;
+        let there = ours.iter().find(|(_, mark)| mark.is_of(&new.id) && mark.state == State::Whole);
+        if let Some((instance, _)) = there {
+            return Ok(self.power_on(instance).await?);
+        }
+        // A draft of an earlier attempt in this run.
+        while let Some(at) = ours.iter().position(|(_, mark)| mark.is_of(&new.id)) {
+            let (instance, mark) = ours.swap_remove(at);
+            self.clear(&instance, &mark, Data::Goes).await?;
+        }
+        for left in self.interfaces().await?.iter().filter(|left| left.machine == new.id && left.state == State::Draft)
+        {
+            self.delete_interface(&left.id).await?;
+        }
+        let name = format!("{}-{}", self.spec.name, new.name);
+        self.make(&name, new, &ours).await
+    }
+
+    async fn start(&self, machine: &MachineId) -> Result<(), ProviderError> {
+        match self.find(machine).await? {
+            Some((instance, _)) => Ok(self.power_on(&instance).await?),
+            None => {
+                Err(ProviderError::NoSuchMachine { cluster: self.spec.name.to_string(), machine: machine.to_string() })
+            }
+        }
+    }
+
+    async fn stop(&self, machine: &MachineId) -> Result<(), ProviderError> {
+        match self.find(machine).await? {
+            Some((instance, _)) => Ok(self.shut_down(&instance).await?),
+            None => Ok(()),
+        }
+    }
+
+    async fn destroy(&self, machine: &MachineId, data: Data) -> Result<(), ProviderError> {
+        if let Some((instance, mark)) = self.find(machine).await? {
+            if data == Data::Stays {
+                self.shut_down(&instance).await?;
+            }
+            self.clear(&instance, &mark, data).await?;
+        }
+        // What an interrupted attempt has left of it, and its data volume if that goes.
+        self.sweep(|_, left| left == Some(machine)).await.map(drop)
+    }
+
+    async fn console(&self, machine: &MachineId) -> Result<String, ProviderError> {
+        let Some((instance, _)) = self.find(machine).await? else { return Ok(String::new()) };
+        let mut parts: Vec<String> = instance.remark().into_iter().collect();
+        parts.extend(self.health(&instance).await?);
+        parts.extend(Some(self.console_output(&instance, LAST_LINES).await?).filter(|output| !output.is_empty()));
+        Ok(parts.join("\n"))
+    }
+
+    async fn forget(&self) -> Result<(), ProviderError> {
+        self.sweep(|_, _| true).await?;
+        let kept: Vec<Mark> = self.ours().await?.into_iter().map(|(_, mark)| mark).collect();
+        let has =
+            |id: &String| kept.iter().any(|mark| mark.data.as_ref() == Some(id) || mark.port.as_ref() == Some(id));
+        for volume in self.volumes().await?.iter().filter(|volume| !has(&volume.id)) {
+            self.delete_volume(volume).await?;
+        }
+        for interface in self.interfaces().await?.iter().filter(|interface| !has(&interface.id)) {
+            self.delete_interface(&interface.id).await?;
+        }
+        match self.drop_groups(&[]).await? {
+            used if used.is_empty() => Ok(()),
+            groups => Err(AwsError::GroupsInUse { groups }.into()),
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! Answers of EC2: XML without attributes, in which lists are elements with items.
+
+use std::collections::BTreeMap;
+
+use roxmltree::{Document, Node};
+
+/// An element.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(super) struct Xml {
+    name: String,
+    text: String,
+    children: Vec<Xml>,
+}
+
+impl Xml {
+    pub(super) fn read(text: &str) -> Result<Self, String> {
+        let document = Document::parse(text).map_err(|error| error.to_string())?;
+        Ok(Self::of(document.root_element()))
+    }
+
+    fn of(node: Node<'_, '_>) -> Self {
+        Xml {
+            name: node.tag_name().name().to_owned(),
+            text: node.text().unwrap_or_default().trim().to_owned(),
+            children: node.children().filter(Node::is_element).map(Self::of).collect(),
+        }
+    }
+
+    /// The element at a path such as `a/b`.
+    pub(super) fn get(&self, path: &str) -> Option<&Xml> {
+        path.split('/').try_fold(self, |at, name| at.children.iter().find(|child| child.name == name))
+    }
+
+    /// Its text; one without any is absent.
+    pub(super) fn text(&self, path: &str) -> Option<String> {
+        self.get(path).map(|found| found.text.clone()).filter(|text| !text.is_empty())
+    }
+
+    /// What is in the list at this path.
+    pub(super) fn items(&self, path: &str) -> impl Iterator<Item = &Xml> {
+        self.get(path).into_iter().flat_map(|list| &list.children)
+    }
+
+    /// Tags, wherever EC2 lists them.
+    pub(super) fn tags(&self) -> BTreeMap<String, String> {
+        let pair = |item: &Xml| Some((item.text("key")?, item.text("value").unwrap_or_default()));
+        self.items("tagSet").filter_map(pair).collect()
+    }
+
+    /// The code and the message of an error.
+    pub(super) fn error(&self) -> Option<(String, String)> {
+        let error = self.get("Errors/Error").or_else(|| self.get("Error"))?;
+        Some((error.text("Code")?, error.text("Message").unwrap_or_default()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_tags_and_texts_are_found() {
+        let text = r#"<?xml version="1.0" encoding="UTF-8"?>
+            <DescribeThingsResponse xmlns="http://ec2.amazonaws.com/doc/2016-11-15/">
+              <requestId>r</requestId>
+              <thingSet><item><id>a</id><none/><tagSet><item><key>k &amp; l</key><value/></item></tagSet></item>
+                <item><id>b</id><state><name>on</name></state></item></thingSet>
+            </DescribeThingsResponse>"#;
+        let found = Xml::read(text).unwrap();
+        let ids: Vec<String> = found.items("thingSet").filter_map(|item| item.text("id")).collect();
+        assert_eq!(ids, ["a", "b"]);
+        let things: Vec<&Xml> = found.items("thingSet").collect();
+        assert_eq!(things[0].tags(), BTreeMap::from([(String::from("k & l"), String::new())]));
+        assert_eq!((things[0].text("none"), things[1].text("state/name").as_deref()), (None, Some("on")));
+        assert_eq!((found.error(), found.items("nothing").count()), (None, 0));
+        assert!(Xml::read("<a><b></a>").is_err());
+    }
+
+    #[test]
+    fn errors_have_two_shapes() {
+        let error = |text: &str| Xml::read(text).unwrap().error();
+        let expected = Some((String::from("C"), String::from("m")));
+        assert_eq!(
+            error("<Response><Errors><Error><Code>C</Code><Message>m</Message></Error></Errors></Response>"),
+            expected
+        );
+        assert_eq!(error("<ErrorResponse><Error><Code>C</Code><Message>m</Message></Error></ErrorResponse>"), expected);
+    }
+
+    /// Whatever a server answers, reading it ends.
+    #[test]
+    fn fuzz_answers() {
+        let seed = b"<a xmlns='x'><tagSet><item><key>k</key><value>v</value></item></tagSet></a>".to_vec();
+        quorate_fuzz::campaign(&[seed], |input| {
+            if let Ok(found) = Xml::read(&String::from_utf8_lossy(input)) {
+                drop((found.tags(), found.error()));
+            }
+        });
+    }
+}
