@@ -1,7 +1,5 @@
 //! What instances are made of, as far as AWS must be asked: the image, the types and the key pair.
 
-use quorate_core::providers::aws::Image;
-
 use super::Aws;
 use super::error::AwsError;
 use super::session::Call;
@@ -19,9 +17,14 @@ impl Aws {
     pub(super) async fn image(&self) -> Result<Found, AwsError> {
         let doing = "look for the image";
         let call = Call::new(doing, "DescribeImages");
-        let call = match &self.settings.image {
-            Image::Id(id) => call.list("ImageId", [id]),
-            Image::Parameter(path) => {
+        let image = &self.settings.image;
+        let call = match (&image.id, &image.newest, &image.parameter) {
+            (Some(id), ..) => call.list("ImageId", [id]),
+            (None, Some(newest), _) => {
+                call.list("Owner", [&newest.owner]).filter("name", [&newest.name]).filter("state", ["available"])
+            }
+            (None, None, path) => {
+                let path = path.as_deref().unwrap_or_default();
                 let id = match self.session()?.parameter(&format!("read the parameter {path}"), path).await {
                     Err(error) if error.has_code(&["ParameterNotFound", "ParameterVersionNotFound"]) => {
                         return Err(missing("parameter", path));
@@ -29,9 +32,6 @@ impl Aws {
                     id => id?,
                 };
                 call.list("ImageId", [id])
-            }
-            Image::Newest(newest) => {
-                call.list("Owner", [&newest.owner]).filter("name", [&newest.name]).filter("state", ["available"])
             }
         };
         let name = self.settings.image.to_string();

@@ -3,6 +3,7 @@
 //!
 //! Local machines run the agent of the program that makes them, so this program is one too.
 
+mod aws;
 mod incus;
 mod libvirt;
 mod local;
@@ -33,6 +34,10 @@ fn main() {
     if openstack::is_there() {
         trials.extend(suite::trials("openstack", openstack::Place::new));
         trials.extend(openstack::trials());
+    }
+    if aws::is_there() {
+        trials.extend(suite::trials("aws", aws::Place::new));
+        trials.extend(aws::trials());
     }
     libtest_mimic::run(&arguments, trials).exit();
 }

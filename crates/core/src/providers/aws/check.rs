@@ -136,24 +136,33 @@ fn types(types: &[String], at: &str, found: &mut Findings) {
 }
 
 fn image(image: &Image, at: &impl Fn(&str) -> String, found: &mut Findings) {
-    match image {
-        Image::Id(id) if !is_id("ami", id) => not_an_id("ami", id, at("image.id"), found),
-        Image::Newest(newest) => {
-            let is_account = newest.owner.len() == 12 && newest.owner.bytes().all(|byte| byte.is_ascii_digit());
-            if !is_account && !["self", "amazon", "aws-marketplace"].contains(&newest.owner.as_str()) {
-                found.error(
-                    at("image.newest.owner"),
-                    format!("{:?} is not an account of AWS", newest.owner),
-                    "use its 12 digits in quotes, or self, amazon or aws-marketplace",
-                );
-            }
+    let given = [image.id.is_some(), image.newest.is_some(), image.parameter.is_some()];
+    if given.iter().filter(|given| **given).count() != 1 {
+        found.error(
+            at("image"),
+            "an image is named in one of three ways",
+            "give `id`, or `newest` with `owner` and `name`, or `parameter`",
+        );
+    }
+    if let Some(id) = image.id.as_ref().filter(|id| !is_id("ami", id)) {
+        not_an_id("ami", id, at("image.id"), found);
+    }
+    if let Some(newest) = &image.newest {
+        let is_account = newest.owner.len() == 12 && newest.owner.bytes().all(|byte| byte.is_ascii_digit());
+        if !is_account && !["self", "amazon", "aws-marketplace"].contains(&newest.owner.as_str()) {
+            found.error(
+                at("image.newest.owner"),
+                format!("{:?} is not an account of AWS", newest.owner),
+                "use its 12 digits in quotes, or self, amazon or aws-marketplace",
+            );
         }
-        Image::Parameter(path) if !path.starts_with('/') || !is_path(path) => found.error(
+    }
+    if let Some(path) = image.parameter.as_ref().filter(|path| !path.starts_with('/') || !is_path(path)) {
+        found.error(
             at("image.parameter"),
             format!("{path:?} is not the path of a parameter"),
             "use one such as /aws/service/debian/release/12/latest/amd64",
-        ),
-        Image::Id(_) | Image::Parameter(_) => {}
+        );
     }
 }
 
@@ -189,7 +198,7 @@ fn sizes(root: Option<Size>, data: Option<Size>, at: &impl Fn(&str) -> String, f
                 "AWS makes volumes of whole GiB, such as 20GiB",
             );
         } else if size.0 > LARGEST {
-            found.error(at(field), format!("no volume of AWS has {size}"), "the largest has 64TiB");
+            found.error(at(field), format!("no volume of AWS has {size}"), "the largest has 65536GiB");
         }
     }
 }

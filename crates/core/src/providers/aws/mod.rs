@@ -114,16 +114,21 @@ fn default_boot_patience() -> Millis {
     Millis(600_000)
 }
 
-/// The image of instances.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Image {
-    /// By its id.
-    Id(String),
+/// The image of instances: by one of these.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Image {
+    /// Its id.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1))]
+    pub id: Option<String>,
     /// The newest of an owner that has such a name.
-    Newest(NewestImage),
-    /// The one that a public parameter of Systems Manager names, by its path.
-    Parameter(String),
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub newest: Option<NewestImage>,
+    /// A parameter of Systems Manager that has its id, by path.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1))]
+    pub parameter: Option<String>,
 }
 
 /// The newest image of an owner.
@@ -140,10 +145,9 @@ pub struct NewestImage {
 
 impl fmt::Display for Image {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Image::Id(id) => f.write_str(id),
-            Image::Newest(newest) => write!(f, "{} of {}", newest.name, newest.owner),
-            Image::Parameter(path) => f.write_str(path),
+        match &self.newest {
+            Some(newest) => write!(f, "{} of {}", newest.name, newest.owner),
+            None => f.write_str(self.id.as_deref().or(self.parameter.as_deref()).unwrap_or_default()),
         }
     }
 }
@@ -183,9 +187,12 @@ pub struct ProgramSource {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum VolumeType {
+    /// General purpose, as fast as it is large.
     Gp2,
+    /// General purpose.
     #[default]
     Gp3,
+    /// Provisioned I/O operations.
     Io2,
 }
 
