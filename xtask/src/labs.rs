@@ -2,6 +2,7 @@
 //! for stories of clusters on it; an older quorate, for upgrades; Kubernetes, for clusters that it stores its objects in; a client library
 //! of etcd's v2 API, for the one that quorate serves.
 
+mod aws;
 mod image;
 pub mod incus;
 mod kubernetes;
@@ -73,6 +74,14 @@ pub enum Which {
         /// In them, only set up what later runs start from
         #[arg(long, hide = true)]
         set_up: bool,
+    },
+    /// moto's server in place of AWS
+    Aws {
+        #[command(flatten)]
+        options: aws::Options,
+        /// Install moto and Ignition's validator, and run nothing
+        #[arg(long)]
+        prepare: bool,
     },
     /// Incus with system containers, in separate namespaces; nothing is left when it ends
     Incus {
@@ -159,6 +168,8 @@ pub fn run(lab: &Lab, which: &Which) -> Result<()> {
         Which::Openstack { prepare: true, .. } => openstack::prepare(lab).map(drop),
         Which::Openstack { options, inside: false, .. } => openstack::run(lab, options),
         Which::Openstack { options, inside: true, set_up, .. } => openstack::inside(options, *set_up),
+        Which::Aws { prepare: true, .. } => aws::prepare(lab).map(drop),
+        Which::Aws { options, .. } => aws::run(lab, options),
         Which::Incus { prepare: true, .. } => incus::prepare(lab).map(drop),
         Which::Incus { options, inside: false, .. } => incus::run(lab, options),
         Which::Incus { options, inside: true, .. } => incus::inside(options),

@@ -83,7 +83,7 @@ mod tests {
     fn the_architecture_says_how_many_lines_name_a_provider() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace");
         let page = fs::read_to_string(root.join("ARCHITECTURE.md")).expect("ARCHITECTURE.md");
-        // `local` is a common word.
+        // `local` is a common word, and `aws` is in the names of variables for S3.
         for provider in ["incus", "openstack"] {
             let row = row(provider, &lines_outside(root, provider).expect("sources"));
             assert!(page.contains(&row), "put this row into ARCHITECTURE.md, \"To add a provider\":\n{row}");

@@ -40,11 +40,10 @@ impl Chain<'_> {
         if let Some(name) = self.profile {
             return self.of_profile(&profiles, name, 0).await;
         }
-        let set = |name: &str| (self.variable)(name).filter(|value| !value.is_empty());
-        if let Some((access_key, secret_key)) = set("AWS_ACCESS_KEY_ID").zip(set("AWS_SECRET_ACCESS_KEY")) {
-            let session_token = set("AWS_SESSION_TOKEN").map(Secret::new);
-            return Ok(Credentials { access_key, secret_key: Secret::new(secret_key), session_token, expires: None });
+        if let Some(found) = self.of_variables() {
+            return Ok(found);
         }
+        let set = |name: &str| (self.variable)(name).filter(|value| !value.is_empty());
         if let Some((file, role)) = set("AWS_WEB_IDENTITY_TOKEN_FILE").zip(set("AWS_ROLE_ARN")) {
             return self.with_web_identity(&file, &role, set("AWS_ROLE_SESSION_NAME")).await;
         }
@@ -68,6 +67,13 @@ impl Chain<'_> {
                 Err(AwsError::NoCredentials { looked })
             }
         }
+    }
+
+    fn of_variables(&self) -> Option<Credentials> {
+        let set = |name: &str| (self.variable)(name).filter(|value| !value.is_empty());
+        let (access_key, secret_key) = set("AWS_ACCESS_KEY_ID").zip(set("AWS_SECRET_ACCESS_KEY"))?;
+        let session_token = set("AWS_SESSION_TOKEN").map(Secret::new);
+        Some(Credentials { access_key, secret_key: Secret::new(secret_key), session_token, expires: None })
     }
 
     /// `depth`: how many roles lead here.
@@ -99,13 +105,7 @@ impl Chain<'_> {
                     self.of_container().await?.ok_or_else(|| wrong(String::from("this is not a container of ECS")))?
                 }
                 (None, Some("Environment")) => {
-                    let chain = Chain { profile: None, ..*self };
-                    let set = |name: &str| (chain.variable)(name);
-                    let found = set("AWS_ACCESS_KEY_ID").zip(set("AWS_SECRET_ACCESS_KEY"));
-                    let (access_key, secret_key) =
-                        found.ok_or_else(|| wrong(String::from("AWS_ACCESS_KEY_ID is not set")))?;
-                    let session_token = set("AWS_SESSION_TOKEN").map(Secret::new);
-                    Credentials { access_key, secret_key: Secret::new(secret_key), session_token, expires: None }
+                    self.of_variables().ok_or_else(|| wrong(String::from("AWS_ACCESS_KEY_ID is not set")))?
                 }
                 _ => return Err(wrong(String::from("its role has no `source_profile`"))),
             };

@@ -16,6 +16,8 @@ mod profile;
 mod seed;
 mod session;
 mod sign;
+#[cfg(test)]
+mod test_server;
 mod volumes;
 mod xml;
 

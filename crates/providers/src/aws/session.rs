@@ -57,7 +57,7 @@ pub(super) struct Place {
 }
 
 impl Place {
-    fn find(settings: &AwsSettings, variable: Variable<'_>) -> Result<Self, AwsError> {
+    pub(super) fn find(settings: &AwsSettings, variable: Variable<'_>) -> Result<Self, AwsError> {
         let profiles = Profiles::find(variable)?;
         let name =
             settings.profile.clone().or_else(|| variable("AWS_PROFILE")).unwrap_or_else(|| String::from("default"));

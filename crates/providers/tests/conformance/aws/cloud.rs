@@ -110,7 +110,50 @@ impl Api {
         let request = self.client.post(format!("{}/", server())).header("authorization", scope);
         let request = request.header("content-type", "application/x-www-form-urlencoded").body(encode(&all));
         let answer = request.send().await.expect("moto's server");
-        (answer.status().as_u16(), answer.text().await.expect("an answer"))
+        let (status, text) = (answer.status().as_u16(), answer.text().await.expect("an answer"));
+        if status == 200 && get(fields, "Action") == Some("DescribeNetworkInterfaces") {
+            return (status, self.released(&text).await);
+        }
+        (status, text)
+    }
+
+    /// An instance that is terminated releases its interfaces, which moto does not know.
+    async fn released(&self, text: &str) -> String {
+        let ended = fields([
+            ("Action", "DescribeInstances"),
+            ("Filter.1.Name", "instance-state-name"),
+            ("Filter.1.Value.1", "terminated"),
+        ]);
+        let ended = texts(&Box::pin(self.ask(&ended)).await.1, "instanceId");
+        let document = Document::parse(text).expect("XML");
+        let named = |name: &'static str| move |node: &Node<'_, '_>| node.tag_name().name() == name;
+        let mut changes = Vec::new();
+        for item in document.descendants().filter(named("attachment")).filter_map(|node| node.parent()) {
+            let attachment = item.children().find(named("attachment")).expect("it has one");
+            let by = attachment.children().find(named("instanceId")).and_then(|id| id.text()).unwrap_or_default();
+            if ended.iter().any(|id| id == by) {
+                changes.push((attachment.range(), String::new()));
+                let status = item.children().find(named("status")).expect("a status");
+                changes.push((status.range(), String::from("<status>available</status>")));
+            }
+        }
+        changes.sort_by_key(|(range, _)| std::cmp::Reverse(range.start));
+        changes.into_iter().fold(text.to_owned(), |mut text, (range, new)| {
+            text.replace_range(range, &new);
+            text
+        })
+    }
+
+    /// A parameter of Systems Manager.
+    pub async fn put_parameter(&self, name: &str, value: &str) {
+        let body = serde_json::json!({ "Name": name, "Value": value, "Type": "String" }).to_string();
+        let scope = format!(
+            "AWS4-HMAC-SHA256 Credential=lab/20260101/{REGION}/ssm/aws4_request, SignedHeaders=host, Signature=0"
+        );
+        let request = self.client.post(format!("{}/", server())).header("authorization", scope).body(body);
+        let request = request.header("x-amz-target", "AmazonSSM.PutParameter");
+        let answer = request.header("content-type", "application/x-amz-json-1.1").send().await.expect("moto's server");
+        assert!(answer.status().is_success(), "{answer:?}");
     }
 
     pub async fn call<const N: usize>(&self, action: &str, pairs: [(&str, &str); N]) -> String {

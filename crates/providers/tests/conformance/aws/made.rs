@@ -300,10 +300,9 @@ async fn not_there() {
 
 async fn images() {
     let place = Place::new();
-    let cases = [
-        json!({ "newest": { "owner": "amazon", "name": "amzn2-ami-*" } }),
-        json!({ "parameter": "/aws/service/ami-amazon-linux-latest/amzn2-ami-hvm-x86_64-gp2" }),
-    ];
+    let parameter = format!("/lab/{}", place.cluster);
+    Api::new().put_parameter(&parameter, super::IMAGE).await;
+    let cases = [json!({ "newest": { "owner": "amazon", "name": "amzn2-ami-*" } }), json!({ "parameter": parameter })];
     for image in cases {
         let settings =
             AwsSettings { image: serde_json::from_value(image.clone()).expect("an image"), ..place.settings() };

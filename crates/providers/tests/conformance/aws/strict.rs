@@ -161,13 +161,10 @@ impl Proxy {
         // moto knows the filter by client token as little as the token; and pages are as small as AWS allows.
         passed.retain(|(name, _)| name != "ClientToken");
         passed.iter_mut().filter(|(name, _)| name == "MaxResults").for_each(|(_, value)| *value = String::from("5"));
-        let attached = if action == "TerminateInstances" { attachments(&api, asked).await } else { Vec::new() };
-        let mut answer = api.ask(&passed).await;
-        for attachment in attached {
-            let detach =
-                fields([("Action", "DetachNetworkInterface"), ("AttachmentId", &attachment), ("Force", "true")]);
-            api.ask(&detach).await;
+        if action == "RunInstances" {
+            complete(&api, &mut passed).await;
         }
+        let mut answer = api.ask(&passed).await;
         if answer.0 == 200 && action == "RunInstances" {
             let mut hidden = self.hidden.lock().expect("a list");
             hidden.extend(texts(&answer.1, "instanceId").into_iter().map(|id| (id, self.lag)));
@@ -220,12 +217,17 @@ async fn relay(headers: &HeaderMap, body: Bytes) -> Answer {
     (real.status().as_u16(), real.text().await.expect("an answer"))
 }
 
-/// Interfaces that instances have, by the id of the attachment: moto leaves them attached when the instances are terminated.
-async fn attachments(api: &Api, asked: &Fields) -> Vec<String> {
-    let ids = numbered(asked, "InstanceId");
-    let all = items(&api.call("DescribeNetworkInterfaces", []).await, "networkInterfaceSet");
-    let ours = all.iter().filter(|one| texts(one, "instanceId").iter().any(|id| ids.contains(id)));
-    ours.flat_map(|one| texts(one, "attachmentId")).collect()
+/// What AWS takes from the image and the interface, and moto does not.
+async fn complete(api: &Api, asked: &mut Fields) {
+    const SIZE: &str = "BlockDeviceMapping.1.Ebs.VolumeSize";
+    if get(asked, SIZE).is_none() {
+        asked.extend(fields([(SIZE, "8")]));
+    }
+    if let Some(interface) =
+        interface(api, get(asked, "NetworkInterface.1.NetworkInterfaceId").unwrap_or_default()).await
+    {
+        asked.extend(fields([("Placement.AvailabilityZone", &one(&interface, "availabilityZone"))]));
+    }
 }
 
 /// What AWS refuses, and moto does not.
