@@ -75,13 +75,16 @@ pub enum Which {
         #[arg(long, hide = true)]
         set_up: bool,
     },
-    /// moto's server in place of AWS
+    /// moto's server in place of AWS, in separate namespaces; nothing is left when it ends
     Aws {
         #[command(flatten)]
         options: aws::Options,
         /// Install moto and Ignition's validator, and run nothing
         #[arg(long)]
         prepare: bool,
+        /// Already in those namespaces
+        #[arg(long, hide = true)]
+        inside: bool,
     },
     /// Incus with system containers, in separate namespaces; nothing is left when it ends
     Incus {
@@ -169,7 +172,8 @@ pub fn run(lab: &Lab, which: &Which) -> Result<()> {
         Which::Openstack { options, inside: false, .. } => openstack::run(lab, options),
         Which::Openstack { options, inside: true, set_up, .. } => openstack::inside(options, *set_up),
         Which::Aws { prepare: true, .. } => aws::prepare(lab).map(drop),
-        Which::Aws { options, .. } => aws::run(lab, options),
+        Which::Aws { options, inside: false, .. } => aws::run(lab, options),
+        Which::Aws { options, inside: true, .. } => aws::inside(lab, options),
         Which::Incus { prepare: true, .. } => incus::prepare(lab).map(drop),
         Which::Incus { options, inside: false, .. } => incus::run(lab, options),
         Which::Incus { options, inside: true, .. } => incus::inside(options),

@@ -1,0 +1,163 @@
+//! The story of a cluster on instances of EC2, as moto's server has them: records, to each of which the lab gives a body, which is an agent
+//! that starts from exactly the user data that the API was given.
+
+use std::collections::BTreeSet;
+use std::process::Command;
+
+use serde_json::{Value, json};
+
+use crate::common::{OLDEST, Run, Sandbox, eventually};
+use crate::ground::{chapter, incarnation};
+
+/// Where the server is, and what asks it; without them there is nothing to be told.
+const SERVER: &str = "QUORATE_LAB_AWS";
+const PYTHON: &str = "QUORATE_LAB_AWS_PYTHON";
+const BODIES: &str = "QUORATE_LAB_AWS_BODIES";
+const NAME: &str = "lab-ec2";
+
+fn variable(name: &str) -> String {
+    std::env::var(name).unwrap_or_else(|_| panic!("there is no AWS here: run `cargo xtask lab aws`"))
+}
+
+/// What EC2 answers, as boto3 shows it.
+fn ec2(operation: &str, arguments: Value) -> Value {
+    let mut command = Command::new(variable(PYTHON));
+    command.arg(variable(BODIES)).args(["ask", &variable(SERVER), operation, &arguments.to_string()]);
+    Run::from(command.output().expect("Python runs")).ok().json()
+}
+
+/// Instances that are not terminated, and what else bears the cluster's name, by id.
+fn inventory() -> BTreeSet<String> {
+    let filter = json!({ "Filters": [{ "Name": "tag:quorate.cluster", "Values": [NAME] }] });
+    let lists = [
+        ("describe_volumes", "Volumes", "VolumeId"),
+        ("describe_network_interfaces", "NetworkInterfaces", "NetworkInterfaceId"),
+        ("describe_security_groups", "SecurityGroups", "GroupId"),
+    ];
+    let mut found: BTreeSet<String> = instances().iter().map(|one| text(&one["InstanceId"])).collect();
+    for (operation, list, id) in lists {
+        found.extend(ec2(operation, filter.clone())[list].as_array().expect("a list").iter().map(|one| text(&one[id])));
+    }
+    found
+}
+
+fn instances() -> Vec<Value> {
+    let filter = json!({ "Filters": [{ "Name": "tag:quorate.cluster", "Values": [NAME] }] });
+    let found = ec2("describe_instances", filter);
+    let all = found["Reservations"].as_array().expect("a list").iter().flat_map(|one| one["Instances"].as_array());
+    all.flatten().filter(|one| one["State"]["Name"] != "terminated").cloned().collect()
+}
+
+/// The id and the address of a member's instance.
+fn of(member: &str) -> (String, String) {
+    let tag = json!({ "Key": "quorate.member", "Value": member });
+    let is_its = |one: &&Value| one["Tags"].as_array().is_some_and(|tags| tags.contains(&tag));
+    let all = instances();
+    let found = all.iter().find(is_its).unwrap_or_else(|| panic!("no instance of {member} in {all:#?}"));
+    (text(&found["InstanceId"]), text(&found["PrivateIpAddress"]))
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_owned()
+}
+
+struct Cluster {
+    sandbox: Sandbox,
+}
+
+impl Cluster {
+    fn new() -> Self {
+        let vpc = text(&ec2("create_vpc", json!({ "CidrBlock": "10.80.0.0/16" }))["Vpc"]["VpcId"]);
+        let subnet = json!({ "VpcId": vpc, "CidrBlock": "10.80.1.0/24", "AvailabilityZone": "eu-west-2a" });
+        ec2("create_subnet", subnet);
+        let cluster = Cluster { sandbox: Sandbox::new(OLDEST) };
+        cluster.write(3, &vpc);
+        cluster
+    }
+
+    fn write(&self, members: usize, vpc: &str) {
+        let server = variable(SERVER);
+        let members: String = (1..=members).map(|n| format!("      - {{name: etcd-{n}}}\n")).collect();
+        let spec = format!(
+            "quorate: 1
+clusters:
+  - name: {NAME}
+    replace_after: 5s
+    provider:
+      aws:
+        region: eu-west-2
+        endpoint: {server}
+        vpc: {vpc}
+        instance_types: [m5.large]
+        image: {{id: ami-03cf127a}}
+        root_size: 8GiB
+        data_size: 1GiB
+        boot_patience: 2m
+    members:
+{members}    etcd: {{version: {OLDEST}}}
+"
+        );
+        self.sandbox.file("cluster.yaml", &spec);
+    }
+
+    fn apply(&self) -> Run {
+        self.sandbox.quorate(&["apply", "--yes", "cluster.yaml"])
+    }
+
+    #[track_caller]
+    fn assert_healthy(&self) {
+        eventually("all members are healthy", 60, || self.sandbox.status(NAME)["verdict"] == "healthy");
+        let read = self.sandbox.etcdctl(OLDEST, NAME, &["get", "kept", "--print-value-only"]).ok().stdout;
+        assert_eq!(read.trim_end(), "as it was");
+        self.sandbox.assert_nothing_to_do("cluster.yaml");
+    }
+}
+
+#[test]
+#[ignore = "needs moto's server: `cargo xtask lab aws` runs it"]
+fn ec2_runs_three_machines_one_is_terminated_one_is_replaced_two_join_and_all_are_destroyed() {
+    let cluster = Cluster::new();
+    let Cluster { sandbox } = &cluster;
+    chapter("three instances, from apply to healthy", || cluster.apply().ok());
+    sandbox.etcdctl(OLDEST, NAME, &["put", "kept", "as it was"]).ok();
+    cluster.assert_healthy();
+    let volumes = || inventory().into_iter().filter(|id| id.starts_with("vol-")).count();
+    assert_eq!((instances().len(), volumes()), (3, 6), "each has a root and a data volume");
+    chapter("an instance is terminated behind our back, and its member keeps data and address", || {
+        let (id, address) = of("etcd-2");
+        ec2("terminate_instances", json!({ "InstanceIds": [id] }));
+        cluster.apply().ok();
+        cluster.assert_healthy();
+        assert_eq!(incarnation(&sandbox.ledger(NAME), "etcd-2"), 2);
+        assert_eq!(of("etcd-2").1, address);
+    });
+    chapter("AWS stops an instance, and apply starts it", || {
+        let (id, _) = of("etcd-1");
+        ec2("stop_instances", json!({ "InstanceIds": [id] }));
+        cluster.apply().ok();
+        cluster.assert_healthy();
+        assert_eq!(of("etcd-1").0, id);
+    });
+    chapter("a machine is replaced", || {
+        let (before, address) = of("etcd-3");
+        sandbox.quorate(&["replace", "--yes", NAME, "etcd-3"]).ok();
+        cluster.assert_healthy();
+        let (after, kept) = of("etcd-3");
+        assert_ne!(before, after);
+        assert_eq!(address, kept, "its data stays, and so does its address");
+    });
+    chapter("from three to five and back", || {
+        let ledger = sandbox.ledger(NAME);
+        let vpc = text(&ledger["spec"]["provider"]["aws"]["vpc"]);
+        for members in [5, 3] {
+            cluster.write(members, &vpc);
+            cluster.apply().ok();
+            cluster.assert_healthy();
+            assert_eq!((instances().len(), volumes()), (members, 2 * members));
+        }
+    });
+    chapter("everything is destroyed", || {
+        sandbox.quorate(&["destroy", "--yes", "--without-backup", NAME]).ok();
+        assert_eq!(inventory(), BTreeSet::new(), "left behind");
+    });
+}
