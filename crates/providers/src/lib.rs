@@ -12,6 +12,7 @@ mod openstack;
 mod rules;
 mod seed_disk;
 mod web;
+mod words;
 
 use std::collections::BTreeMap;
 use std::fs::File;

@@ -3,6 +3,8 @@
 use std::net::IpAddr;
 use std::path::PathBuf;
 
+use crate::words::{known, list, shown};
+
 #[derive(Debug, thiserror::Error)]
 pub enum AwsError {
     #[error("no region is named: set `provider.aws.region` or AWS_REGION, or `region` in the profile")]
@@ -99,16 +101,4 @@ impl AwsError {
             "Unsupported",
         ])
     }
-}
-
-fn list(names: &[String]) -> String {
-    if names.is_empty() { String::from("none") } else { names.join(", ") }
-}
-
-fn shown(paths: &[PathBuf]) -> Vec<String> {
-    paths.iter().map(|path| path.display().to_string()).collect()
-}
-
-fn known(before: &str, names: &[String], after: &str) -> String {
-    if names.is_empty() { String::new() } else { format!("{before}{}{after}", names.join(", ")) }
 }

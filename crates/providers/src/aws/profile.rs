@@ -24,7 +24,7 @@ pub(super) struct Profiles {
 
 impl Profiles {
     pub(super) fn find(variable: Variable<'_>) -> Result<Self, AwsError> {
-        let home = variable("HOME").map(PathBuf::from).unwrap_or_default();
+        let home = variable("HOME").map_or_else(|| PathBuf::from("/"), PathBuf::from);
         let place = |name: &str, usual: &str| variable(name).map_or_else(|| home.join(usual), PathBuf::from);
         let config = place("AWS_CONFIG_FILE", ".aws/config");
         let credentials = place("AWS_SHARED_CREDENTIALS_FILE", ".aws/credentials");

@@ -3,6 +3,8 @@
 use std::net::IpAddr;
 use std::path::PathBuf;
 
+use crate::words::{known, list, shown};
+
 #[derive(Debug, thiserror::Error)]
 pub enum OpenstackError {
     #[error(
@@ -104,18 +106,6 @@ impl OpenstackError {
     pub(super) fn is_unsure(&self) -> bool {
         matches!(self, OpenstackError::Unreachable { sent: true, .. } | OpenstackError::Failed { .. })
     }
-}
-
-fn list(names: &[String]) -> String {
-    if names.is_empty() { String::from("none") } else { names.join(", ") }
-}
-
-fn shown(paths: &[PathBuf]) -> Vec<String> {
-    paths.iter().map(|path| path.display().to_string()).collect()
-}
-
-fn known(before: &str, names: &[String], after: &str) -> String {
-    if names.is_empty() { String::new() } else { format!("{before}{}{after}", names.join(", ")) }
 }
 
 fn several(what: &str) -> String {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::sync::OnceLock;
 
 use roxmltree::{Document, Node};
 
@@ -15,6 +16,16 @@ pub fn server() -> String {
 
 pub struct Api {
     client: reqwest::Client,
+}
+
+/// One for all runtimes: each connection is for one request, because it ends with the runtime that it began in.
+pub fn client() -> reqwest::Client {
+    static CLIENT: OnceLock<reqwest::Client> = OnceLock::new();
+    let build = || {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        reqwest::Client::builder().pool_max_idle_per_host(0).build().expect("a client")
+    };
+    CLIENT.get_or_init(build).clone()
 }
 
 /// Names and values of a form.
@@ -94,8 +105,7 @@ pub fn one(xml: &str, name: &str) -> String {
 
 impl Api {
     pub fn new() -> Self {
-        let _ = rustls::crypto::ring::default_provider().install_default();
-        Api { client: reqwest::Client::new() }
+        Api { client: client() }
     }
 
     /// The status and the text of an answer.

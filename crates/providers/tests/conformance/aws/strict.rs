@@ -14,7 +14,7 @@ use hyper::{HeaderMap, Request, Response};
 use hyper_util::rt::TokioIo;
 use roxmltree::{Document, Node};
 
-use super::cloud::{Api, Fields, decode, encode, fields, get, items, numbered, one, server, texts};
+use super::cloud::{Api, Fields, client, decode, encode, fields, get, items, numbered, one, server, texts};
 
 /// What is done to a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -209,7 +209,7 @@ impl Proxy {
 
 /// Passes a request of another service on as it is.
 async fn relay(headers: &HeaderMap, body: Bytes) -> Answer {
-    let mut passed = reqwest::Client::new().post(format!("{}/", server())).body(body);
+    let mut passed = client().post(format!("{}/", server())).body(body);
     for (name, value) in headers.iter().filter(|(name, _)| *name != "host" && *name != "content-length") {
         passed = passed.header(name, value);
     }
