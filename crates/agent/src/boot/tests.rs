@@ -196,6 +196,20 @@ fn an_empty_disk_gets_a_file_system_and_no_other_ever_does() {
     assert!(error.contains("bytes that no program knows") && tools.calls_of("mkfs.ext4").is_empty(), "{error}");
 }
 
+/// As the kernel names volumes of EBS: the id of a volume without its hyphen is the serial number of its disk.
+#[test]
+fn a_volume_of_ebs_is_found_by_its_id() {
+    const VOLUME: &str = "vol0123456789abcdef0";
+    let scene = Scene::new(&WITH_DISK.replace(SERIAL, VOLUME));
+    let by_id = scene.root().join("dev/disk/by-id");
+    fs::create_dir_all(&by_id).unwrap();
+    fs::write(by_id.join(format!("nvme-Amazon_Elastic_Block_Store_{VOLUME}")), [0; 4096]).unwrap();
+    let tools = Noted::answering(EMPTY);
+    scene.boot(&tools, true).unwrap();
+    let made = tools.calls_of("mkfs.ext4");
+    assert!(made.len() == 1 && made[0].ends_with(VOLUME), "{made:?}");
+}
+
 #[test]
 fn a_disk_with_the_data_of_another_cluster_is_refused_and_let_go() {
     let scene = Scene::new(WITH_DISK);
