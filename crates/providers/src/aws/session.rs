@@ -183,10 +183,13 @@ pub(super) struct Session {
     profile: Option<String>,
     client: Client,
     retry: Retry,
-    variable: Rc<dyn Fn(&str) -> Option<String>>,
+    variable: Variables,
     /// Locked while they are asked for, so that many calls ask once.
     credentials: Mutex<Option<Rc<Credentials>>>,
 }
+
+/// Finds a variable of the environment.
+type Variables = Rc<dyn Fn(&str) -> Option<String>>;
 
 /// Profile, region and endpoint, as a spec names them.
 type Named = [Option<String>; 3];
@@ -208,11 +211,7 @@ impl Session {
         Ok(session)
     }
 
-    pub(super) fn new(
-        settings: &AwsSettings,
-        variable: Rc<dyn Fn(&str) -> Option<String>>,
-        retry: Retry,
-    ) -> Result<Self, AwsError> {
+    pub(super) fn new(settings: &AwsSettings, variable: Variables, retry: Retry) -> Result<Self, AwsError> {
         // Fails where one is installed already, which does as well.
         let _ = rustls::crypto::ring::default_provider().install_default();
         // A redirect would carry signatures and tokens to wherever it leads.
