@@ -1,4 +1,4 @@
-"""moto's server, in which an instance that is terminated releases its network interfaces, as in AWS."""
+"""moto's server, in which an instance that is terminated releases its network interfaces, as in AWS. It has no address then."""
 
 import sys
 
@@ -17,5 +17,12 @@ def terminate_and_release(self):
     return state
 
 
+def unless_released(of):
+    return property(lambda self: of.fget(self) if self.nics else None)
+
+
 Instance.terminate = terminate_and_release
+for name in ["private_ip", "private_ip_address", "private_dns_name", "public_ip", "public_dns_name", "public_ip_address"]:
+    if isinstance(getattr(Instance, name, None), property):
+        setattr(Instance, name, unless_released(getattr(Instance, name)))
 sys.exit(main(sys.argv[1:]))
