@@ -118,7 +118,7 @@ fn default_boot_patience() -> Millis {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Image {
-    /// Its id.
+    /// Its id, such as `ami-0a1b2c3d4e5f60718`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
     pub id: Option<String>,
