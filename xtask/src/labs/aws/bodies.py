@@ -87,7 +87,6 @@ def end(name):
 
 
 def run(endpoint, directory, quorate, etcd):
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     ec2 = client(endpoint)
     bodies = {}
     while True:
