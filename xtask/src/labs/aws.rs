@@ -99,7 +99,7 @@ fn in_place(lab: &Lab, options: &Options, moto: &Path, place: &Path) -> Result<(
     }
     let filter = options.filter.as_deref().unwrap_or("aws::");
     for label in ["quorate-providers", "quorate-providers::conformance"] {
-        host::run(tell(build::find(label)?.command()).args([filter, "--test-threads=3"]))?;
+        host::run(tell(build::find(label)?.command()).args([filter, "--include-ignored", "--test-threads=3"]))?;
     }
     let quorate = host::debug_directory()?.join("quorate");
     let etcd = lab.installed().into_values().next().context("there is no etcd in the lab")?;

@@ -69,6 +69,9 @@ def begin(ec2, instance, directory, quorate, etcd):
     subprocess.run(boot, check=True, stdout=log, stderr=log)
     address = instance["PrivateIpAddress"]
     subprocess.run(["ip", "address", "replace", f"{address}/32", "dev", "lo"], check=True)
+    # On one host a peer would come from the address that it connects to, and etcd compares that with the peer's certificate.
+    local = ["ip", "route", "replace", "local", f"{address}/32", "dev", "lo", "table", "local", "scope", "host", "src", "127.0.0.1"]
+    subprocess.run(local, check=True)
     environment = {"PATH": f"{etcd}:{os.environ['PATH']}", MARK: name}
     seed = os.path.join(root, "run/quorate/seed.json")
     agent = [quorate, "agent", "--root", root, "--seed", seed]
