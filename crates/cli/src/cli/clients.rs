@@ -27,12 +27,14 @@ pub struct OutputValues {
     /// The cluster
     #[arg(add = completion::clusters())]
     pub name: String,
+    /// For whom it is printed
     #[arg(long, value_enum, default_value_t = OutputFormat::Json)]
     pub format: OutputFormat,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum OutputFormat {
+    /// One JSON object
     Json,
     /// Lines of NAME=VALUE, quoted for a shell
     Shell,
