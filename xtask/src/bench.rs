@@ -181,13 +181,6 @@ impl Ground {
         command
     }
 
-    /// The same, and what it starts may open many files.
-    fn with_files(&self, path: &Path) -> Command {
-        let mut command = Command::new("/usr/bin/prlimit");
-        command.arg(front::FILES).arg(&self.program).env("QUORATE_HOME", self.home()).env("PATH", path);
-        command
-    }
-
     fn up(&self, lab: &Lab, version: Version, members: usize) -> Result<()> {
         let mut up = self.quorate(&lab.etcd(version));
         up.args(["up", CLUSTER, "--members", &members.to_string(), "--etcd-version", &version.to_string()]);

@@ -26,8 +26,10 @@ const LEAST_THROUGHPUT: f64 = 0.9;
 const MOST_MEMORY: u64 = 100 << 20;
 const FRONT: &str = "127.0.0.1:23790";
 const HAPROXY: &str = "127.0.0.1:23791";
-/// One connection through the front is two files there.
-pub(super) const FILES: &str = "--nofile=65536:65536";
+/// So many files may be open, where that is allowed.
+const WANTED_FILES: u32 = 65_536;
+/// Files of the front besides connections.
+const OTHER_FILES: u32 = 200;
 const PATIENCE: Duration = Duration::from_secs(30);
 /// For buffers of handshakes to be given back.
 const SETTLE: Duration = Duration::from_secs(5);
@@ -59,6 +61,49 @@ struct Seen {
     most: Samples,
 }
 
+/// How many files a process may open here.
+struct Files {
+    most: u32,
+    is_raised: bool,
+}
+
+impl Files {
+    fn find() -> Result<Self> {
+        let is_raised = Command::new("prlimit").args([&Self::raised(), "true"]).stderr(Stdio::null()).status();
+        if is_raised.is_ok_and(|status| status.success()) {
+            return Ok(Files { most: WANTED_FILES, is_raised: true });
+        }
+        let limits = fs::read_to_string("/proc/self/limits").context("cannot read the limits of this process")?;
+        let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"));
+        let most = line.and_then(|line| line.split_whitespace().nth(1)?.parse().ok());
+        Ok(Files { most: most.context("no limit of open files")?, is_raised: false })
+    }
+
+    fn raised() -> String {
+        format!("--nofile={WANTED_FILES}:{WANTED_FILES}")
+    }
+
+    fn command(&self, program: &Path) -> Command {
+        if !self.is_raised {
+            return Command::new(program);
+        }
+        let mut command = Command::new("/usr/bin/prlimit");
+        command.arg(Self::raised()).arg(program);
+        command
+    }
+
+    /// One connection through the front is two files there.
+    fn connections(&self) -> u32 {
+        self.most.saturating_sub(OTHER_FILES) / 2
+    }
+
+    fn quorate(&self, ground: &Ground, path: &Path) -> Command {
+        let mut command = self.command(&ground.program);
+        command.env("QUORATE_HOME", ground.home()).env("PATH", path);
+        command
+    }
+}
+
 /// A process that ends with this.
 struct Running(Child);
 
@@ -75,14 +120,19 @@ pub fn run(lab: &Lab, options: &Options) -> Result<()> {
     let programs = options.measured.programs();
     let ground = Ground::prepare_with(lab, programs)?;
     let load = build_load(programs)?;
-    let mut up = ground.with_files(&lab.etcd(version));
+    let files = Files::find()?;
+    let count = options.idle.min(files.connections());
+    if count < options.idle {
+        eprintln!("warning: {} files may be open here, so {count} connections are measured", files.most);
+    }
+    let mut up = files.quorate(&ground, &lab.etcd(version));
     up.args(["up", CLUSTER, "--members", &MEMBERS.to_string(), "--etcd-version", &version.to_string()]);
     host::read(&mut up)?;
     let variables = variables(&ground)?;
     let members: Vec<String> = variables["ETCDCTL_ENDPOINTS"].split(',').map(str::to_owned).collect();
     let logs = ground.directory("logs")?;
-    let front = start_front(&ground, &logs)?;
-    let _haproxy = start_haproxy(&members, &logs)?;
+    let front = start_front(&ground, &files, &logs)?;
+    let _haproxy = start_haproxy(&members, &files, &logs)?;
 
     let ways = [("directly", members), ("HAProxy", vec![url(HAPROXY)]), ("quorate front", vec![url(FRONT)])];
     let mut seen: [Seen; 3] = Default::default();
@@ -95,10 +145,10 @@ pub fn run(lab: &Lab, options: &Options) -> Result<()> {
             seen.most.add(Duration::from_secs_f64(most / 1e6));
         }
     }
-    let (before, after) = idle(&load, &variables, options.idle, &front)?;
+    let (before, after) = idle(files.command(&load), &variables, count, &front)?;
     drop(front);
     ground.destroy()?;
-    print(options, &version.to_string(), &ways.map(|(name, _)| name), &seen, (before, after))
+    print(options, count, &version.to_string(), &ways.map(|(name, _)| name), &seen, (before, after))
 }
 
 fn url(address: &str) -> String {
@@ -123,25 +173,26 @@ fn variables(ground: &Ground) -> Result<BTreeMap<String, String>> {
     serde_json::from_str(&told).context("`quorate env` printed no variables")
 }
 
-fn start_front(ground: &Ground, logs: &Path) -> Result<Running> {
-    let mut command = ground.with_files(Path::new(""));
-    command.args(["front", CLUSTER, "--listen", FRONT, "--max-connections", "30000", "--max-per-address", "30000"]);
+fn start_front(ground: &Ground, files: &Files, logs: &Path) -> Result<Running> {
+    let mut command = files.quorate(ground, Path::new(""));
+    let most = (files.connections() + OTHER_FILES / 4).to_string();
+    command.args(["front", CLUSTER, "--listen", FRONT, "--max-connections", &most, "--max-per-address", &most]);
     start(command, logs, "front", FRONT)
 }
 
-fn start_haproxy(members: &[String], logs: &Path) -> Result<Running> {
+fn start_haproxy(members: &[String], files: &Files, logs: &Path) -> Result<Running> {
     let servers = members.iter().enumerate();
     let servers: String = servers
         .map(|(at, member)| format!("  server m{at} {} check\n", member.trim_start_matches("https://")))
         .collect();
     let config = format!(
-        "global\n  maxconn 30000\ndefaults\n  mode tcp\n  timeout connect 5s\n  timeout client 1h\n  timeout server 1h\n\
+        "global\n  maxconn 2000\ndefaults\n  mode tcp\n  timeout connect 5s\n  timeout client 1h\n  timeout server 1h\n\
          listen etcd\n  bind {HAPROXY}\n  balance roundrobin\n{servers}"
     );
     let file = logs.join("haproxy.cfg");
     fs::write(&file, config).with_context(|| format!("cannot write {}", file.display()))?;
-    let mut command = Command::new("prlimit");
-    command.args([FILES, "/usr/sbin/haproxy", "-db", "-f"]).arg(&file);
+    let mut command = files.command(Path::new("/usr/sbin/haproxy"));
+    command.args(["-db", "-f"]).arg(&file);
     start(command, logs, "haproxy", HAPROXY)
 }
 
@@ -171,13 +222,12 @@ fn ask(load: &Path, variables: &BTreeMap<String, String>, options: &Options, end
 }
 
 /// The memory of the front before, and with so many idle connections.
-fn idle(load: &Path, variables: &BTreeMap<String, String>, count: u32, front: &Running) -> Result<(u64, u64)> {
+fn idle(mut load: Command, variables: &BTreeMap<String, String>, count: u32, front: &Running) -> Result<(u64, u64)> {
     let resident = || memory(front.0.id(), "VmRSS").context("the front has ended");
     let before = resident()?;
     eprintln!("opening {count} connections");
-    let mut command = Command::new("prlimit");
-    command.arg(FILES).arg(load).envs(variables).args(["idle", &count.to_string(), FRONT]);
-    let mut clients = Running(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?);
+    load.envs(variables).args(["idle", &count.to_string(), FRONT]);
+    let mut clients = Running(load.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?);
     let mut opened = String::new();
     let output = clients.0.stdout.take().context("no output")?;
     BufReader::new(output).read_line(&mut opened)?;
@@ -186,7 +236,14 @@ fn idle(load: &Path, variables: &BTreeMap<String, String>, count: u32, front: &R
     Ok((before, resident()?))
 }
 
-fn print(options: &Options, version: &str, names: &[&str], seen: &[Seen], (before, after): (u64, u64)) -> Result<()> {
+fn print(
+    options: &Options,
+    idle: u32,
+    version: &str,
+    names: &[&str],
+    seen: &[Seen],
+    (before, after): (u64, u64),
+) -> Result<()> {
     let [_, haproxy, front] = seen else { bail!("three ways were measured") };
     let rows: Vec<[String; 5]> = names
         .iter()
@@ -203,7 +260,7 @@ fn print(options: &Options, version: &str, names: &[&str], seen: &[Seen], (befor
             ]
         })
         .collect();
-    let Options { clients, seconds, rounds, idle, .. } = options;
+    let Options { clients, seconds, rounds, .. } = options;
     println!(
         "{clients} clients put and read small values for {seconds} s, etcd {version}; the median of {rounds} rounds, and from the \
          shortest to the longest.\n"
