@@ -119,7 +119,7 @@ fn connections_that_say_nothing_keep_nobody_out() {
             stream
         })
         .collect();
-    // From an address of its own, as members have; the flood loses its places to it.
+    // From another address, as members have; the flood loses its places to it.
     let answer = Command::new("curl")
         .args(["-sS", "--max-time", "20", "--interface", &address(50)])
         .arg(format!("{}{path}", service.url()))
@@ -140,7 +140,7 @@ fn one_address_gets_so_many_tokens_and_so_many_requests() {
         command.args(["-sS", "-w", " %{http_code}", "--interface", &address(number)]);
         Run::from(command.arg(format!("{}{path}", service.url())).output().expect("curl runs")).stdout
     };
-    assert!(from(51, "/new").ends_with(" 200"), "another address has an allowance of its own");
+    assert!(from(51, "/new").ends_with(" 200"), "another address has another allowance");
     let full = from(51, "/new");
     assert!(full.contains("3 tokens (--max-tokens)") && full.ends_with(" 503"), "{full}");
 }
