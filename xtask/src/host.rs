@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::{lab, postgres};
 
-/// How to tell that a package is there, and its name.
+/// How to find out that a package is installed, and its name.
 #[derive(Clone, Copy)]
 pub enum Need {
     Command { name: &'static str, package: &'static str },

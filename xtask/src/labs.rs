@@ -79,7 +79,7 @@ pub enum Which {
     Aws {
         #[command(flatten)]
         options: aws::Options,
-        /// Install moto and Ignition's validator, and run nothing
+        /// Install moto, Ignition and the system of instances, and run nothing
         #[arg(long)]
         prepare: bool,
         /// Already in those namespaces
@@ -171,7 +171,7 @@ pub fn run(lab: &Lab, which: &Which) -> Result<()> {
         Which::Openstack { prepare: true, .. } => openstack::prepare(lab).map(drop),
         Which::Openstack { options, inside: false, .. } => openstack::run(lab, options),
         Which::Openstack { options, inside: true, set_up, .. } => openstack::inside(options, *set_up),
-        Which::Aws { prepare: true, .. } => aws::prepare(lab).map(drop),
+        Which::Aws { prepare: true, options, .. } => aws::prepare(lab, options).map(drop),
         Which::Aws { options, inside: false, .. } => aws::run(lab, options),
         Which::Aws { options, inside: true, .. } => aws::inside(lab, options),
         Which::Incus { prepare: true, .. } => incus::prepare(lab).map(drop),

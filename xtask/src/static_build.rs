@@ -12,6 +12,9 @@ use crate::host::{self, Need};
 /// zstd and ring are C in part.
 pub const NEEDS: [Need; 1] = [Need::Command { name: "musl-gcc", package: "musl-tools" }];
 
+/// For the linker: leaves out what only unwinding needs.
+const NO_UNWINDING: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/static_build/no_unwinding.ld");
+
 /// Builds it, and returns where it is. Without `release` it is built sooner, for tests, and larger.
 pub fn build(release: bool) -> Result<PathBuf> {
     let target = format!("{}-unknown-linux-musl", std::env::consts::ARCH);
@@ -21,9 +24,10 @@ pub fn build(release: bool) -> Result<PathBuf> {
     }
     eprintln!("building quorate for {target}");
     let mut cargo = host::cargo()?;
-    cargo.args(["build", "--locked", "--package", "quorate", "--target", &target]);
+    cargo.args(["rustc", "--locked", "--package", "quorate", "--bin", "quorate", "--target", &target]);
     if release {
-        cargo.arg("--release");
+        cargo.args(["--release", "--", "-C", &format!("link-arg=-Wl,-T,{NO_UNWINDING}")]);
+        cargo.args(["-C", "link-arg=-Wl,--no-eh-frame-hdr"]);
     } else {
         // Tables for debuggers would be most of it.
         cargo.env("CARGO_PROFILE_DEV_STRIP", "symbols");

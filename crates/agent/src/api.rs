@@ -132,6 +132,11 @@ pub enum Order {
     },
     Etcd(EtcdOrder),
     Postgres(PostgresOrder),
+    /// Has the front of this machine open no connections to a member for this time, as long as another one serves. Zero: from now on again.
+    Drain {
+        member: MemberName,
+        for_ms: u64,
+    },
     /// Reboots the machine if it is still in this boot. Answered before that is done; facts say how far it has come.
     Reboot {
         boot: String,
@@ -166,6 +171,7 @@ impl Order {
             Order::Service { command: ServiceCommand::Stop, .. } => "stop a service",
             Order::Etcd(order) => order.name(),
             Order::Postgres(order) => order.name(),
+            Order::Drain { .. } => "drain",
             Order::Reboot { .. } => "reboot",
         }
     }
@@ -182,7 +188,7 @@ pub struct Certificate {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
 #[serde(rename_all = "snake_case")]
 pub enum Refusal {
-    #[error("the agent obeys fencing number {obeyed} by now; this order carries {carried}")]
+    #[error("the agent already obeys fencing number {obeyed}; this order carries {carried}")]
     StaleFence { obeyed: u64, carried: u64 },
     #[error("generation {in_place} is in place; this order carries {carried}")]
     StaleGeneration { in_place: u64, carried: u64 },
@@ -212,7 +218,7 @@ impl Refusal {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct UploadRequest {
     pub fence: u64,
-    /// In lower-case hexadecimal.
+    /// Of the whole program; of a snapshot, that with which it ends. In lower-case hexadecimal.
     pub sha256: String,
     pub bytes: u64,
 }
@@ -230,7 +236,7 @@ pub(crate) enum ReadEnd {
 #[serde(rename_all = "snake_case")]
 pub enum ReadFailure {
     /// `oldest` is the first revision that can still be read, where etcd says so.
-    #[error("the revision asked for has been compacted{}", oldest.map(|oldest| format!("; the oldest is {oldest}")).unwrap_or_default())]
+    #[error("the requested revision has been compacted{}", oldest.map(|oldest| format!("; the oldest is {oldest}")).unwrap_or_default())]
     Compacted { oldest: Option<i64> },
     #[error("etcd does not let the agent read: {why}")]
     Denied { why: String },

@@ -1,10 +1,12 @@
 //! What a machine does when it boots, before its agent: it becomes what its seed disk says. Hostname, addresses, who may log
 //! in, the disk for etcd's data, and the units of the agent. It is done again at each boot and changes only what differs. On
-//! our own image nothing else is in the way; next to cloud-init, hostname and addresses are cloud-init's affair.
+//! our own image nothing else is in the way; next to cloud-init, hostname and addresses are cloud-init's affair. On an image for EC2 the
+//! metadata service has what is on seed disks elsewhere, and addresses come by DHCP.
 
 mod admin;
 mod check;
 mod disk;
+mod metadata;
 mod render;
 mod seed;
 mod tools;
@@ -15,6 +17,7 @@ use crate::AgentError;
 use crate::api::boot::{CHANNEL_PORT, Machine};
 use crate::files;
 use crate::layout::Layout;
+pub use metadata::user_data;
 use tools::{Tools, system_tools};
 
 /// Where the program is on a machine.
@@ -30,40 +33,58 @@ pub struct BootOptions {
     pub root: PathBuf,
     /// A directory to read instead of the seed disk.
     pub seed_from: Option<PathBuf>,
-    pub beside_cloud_init: bool,
+    pub with: With,
 }
 
-/// The units that an image needs so that its machines read their seed disk by themselves: path below the root, and content.
-pub fn image_units() -> Vec<(String, String)> {
-    [(BOOT_UNIT, render::boot_unit(false)), (AGENT_UNIT, render::agent_unit())]
+/// What sets a machine up next to this program.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum With {
+    /// Nothing: everything is on the seed disk.
+    #[default]
+    Nothing,
+    /// cloud-init, or Ignition, which has set hostname and addresses.
+    CloudInit,
+    /// EC2: its metadata service has the seed, and its DHCP the address.
+    Ec2,
+}
+
+/// The units that an image needs so that its machines read their seed by themselves: path below the root, and content.
+pub fn image_units(with: With) -> Vec<(String, String)> {
+    [(BOOT_UNIT, render::boot_unit(with)), (AGENT_UNIT, render::agent_unit())]
         .map(|(name, text)| (format!("etc/systemd/system/{name}"), text))
         .to_vec()
 }
 
 /// The unit that a stock image needs for the same, next to what configures it: its name and its content.
 pub fn stock_unit() -> (&'static str, String) {
-    (BOOT_UNIT, render::boot_unit(true))
+    (BOOT_UNIT, render::boot_unit(With::CloudInit))
 }
 
-/// Makes the machine what its seed disk says, and starts its agent.
+/// What an image for EC2 needs besides, as its machines get their addresses by DHCP: path below the root, and content.
+pub fn ec2_network() -> (&'static str, &'static str) {
+    ("etc/systemd/network/90-quorate-ec2.network", render::EC2_NETWORK)
+}
+
+/// Makes the machine what its seed says, and starts its agent.
 pub fn boot(options: &BootOptions) -> Result<(), AgentError> {
     let layout = Layout::new(&options.root).map_err(AgentError::file("find", &options.root))?;
     let tools = system_tools(layout.root());
-    Boot { layout, tools: tools.as_ref(), beside_cloud_init: options.beside_cloud_init }
-        .run(options.seed_from.as_deref())
+    Boot { layout, tools: tools.as_ref(), with: options.with }.run(options.seed_from.as_deref())
 }
 
 struct Boot<'a> {
     layout: Layout,
     tools: &'a dyn Tools,
-    beside_cloud_init: bool,
+    with: With,
 }
 
 impl Boot<'_> {
     fn run(&self, seed_from: Option<&Path>) -> Result<(), AgentError> {
         let machine = self.read_seed(seed_from)?;
-        if !self.beside_cloud_init {
+        if self.with != With::CloudInit {
             self.set_hostname(&machine.hostname)?;
+        }
+        if self.with == With::Nothing {
             self.set_network(&machine)?;
         }
         self.set_admin(machine.admin.as_ref())?;
@@ -112,7 +133,7 @@ impl Boot<'_> {
     }
 
     fn start_agent(&self) -> Result<(), AgentError> {
-        let units = [(BOOT_UNIT, render::boot_unit(self.beside_cloud_init)), (AGENT_UNIT, render::agent_unit())];
+        let units = [(BOOT_UNIT, render::boot_unit(self.with)), (AGENT_UNIT, render::agent_unit())];
         let mut changed = false;
         for (name, text) in &units {
             let below = format!("etc/systemd/system/{name}");

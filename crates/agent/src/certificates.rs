@@ -67,7 +67,13 @@ impl Agent {
             let (layout, state, owner) = (self.layout.clone(), self.state.get(), self.patroni().await?.owner()?);
             return crate::blocking(move || put_for_patroni(&layout, &state, owner)).await;
         }
-        // A proxy shows none but its agent's.
+        if self.has_front() {
+            let (layout, state, owner) = (self.layout.clone(), self.state.get(), self.front_owner().await?);
+            crate::blocking(move || put_for_front(&layout, &state, owner)).await?;
+        } else {
+            clear_front(&self.layout)?;
+        }
+        // A proxy has none for etcd.
         if self.state.get().node_config.as_ref().is_some_and(|in_place| in_place.config.etcd().is_none()) {
             return Ok(());
         }
@@ -215,6 +221,28 @@ fn put_for_patroni(layout: &Layout, state: &State, owner: Option<Owner>) -> Resu
         remove_sets(&of_etcd, None)?;
     }
     Ok(())
+}
+
+/// The key of a front goes with it.
+fn clear_front(layout: &Layout) -> Result<(), AgentError> {
+    let link = layout.front_certificates();
+    if fs::symlink_metadata(&link).is_ok() {
+        files::remove(&link)?;
+        remove_sets(&link, None)?;
+    }
+    Ok(())
+}
+
+/// A front needs no CA from here: its configuration has it.
+fn put_for_front(layout: &Layout, state: &State, owner: Option<Owner>) -> Result<(), AgentError> {
+    let (Some(chain), Some(key)) = (state.chains.get(&CertificateUse::Front), state.key(CertificateUse::Front)) else {
+        return Ok(());
+    };
+    let set = [
+        Entry { name: String::from("front.crt"), content: chain, mode: 0o644, owner },
+        Entry { name: String::from("front.key"), content: key.expose(), mode: files::PRIVATE, owner },
+    ];
+    put_set(&layout.front_certificates(), &set)
 }
 
 /// The CAs that etcd reads at its start are those of the node config, where it has some.

@@ -89,7 +89,7 @@ pub(crate) fn accept(
 /// A port is no pipe, but is waited for, read and written like one. Two things are different. It hands over one buffer of the host's
 /// at a time: tokio takes a read that does not fill what it was given for the last and waits for news; here only the port's own word
 /// that there is nothing more counts. And it outlives its hosts: what tokio has once seen hung up is ready to it for ever, so that
-/// waiting for the next host would be a loop without rest. A port that is ready in vain is made known to it again.
+/// waiting for the next host would be a loop without rest. A port whose readiness nobody used is reported to it again.
 struct PortReader {
     port: OwnedFd,
     known: Receiver,

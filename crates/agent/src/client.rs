@@ -349,7 +349,7 @@ impl AgentClient {
     }
 
     fn recognize(&self, chain: &[CertificateDer<'_>]) -> Result<Peer, ClientError> {
-        let [first, others @ ..] = chain else { return Err(self.protocol("it shows no certificate")) };
+        let [first, others @ ..] = chain else { return Err(self.protocol("it presents no certificate")) };
         let leaf = ParsedCertificate::try_from(first)?;
         let algorithms = tls::provider().signature_verification_algorithms.all;
         let verify = |at| verify_server_cert_signed_by_trust_anchor(&leaf, &self.control_ca, others, at, algorithms);

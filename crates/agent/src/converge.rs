@@ -33,7 +33,7 @@ impl Agent {
         for file in &config.files {
             check_path(&file.path)?;
             if file.bytes().is_none() {
-                return Err(Refusal::Failed { why: format!("{} is said to be hexadecimal and is not", file.path) });
+                return Err(Refusal::Failed { why: format!("{} is not hexadecimal", file.path) });
             }
         }
         let in_the_way = self.certificates_in_the_way(config)?.or_else(|| self.pod_in_the_way(config));
@@ -62,6 +62,7 @@ impl Agent {
         self.stop_unlisted().await?;
         self.keep_haproxy().await;
         self.keep_pgbouncer().await;
+        self.keep_front().await;
         self.help_up().await;
         Ok(())
     }
@@ -81,7 +82,7 @@ impl Agent {
         match &service.runs {
             Runs::Etcd(_) => Ok(self.etcd.service.clone()),
             Runs::Patroni(_) => self.patroni().await,
-            Runs::Haproxy(_) | Runs::Pgbouncer(_) | Runs::Program(_) => {
+            Runs::Haproxy(_) | Runs::Pgbouncer(_) | Runs::Front(_) | Runs::Program(_) => {
                 self.services.with(self.plain_profile(service)).await
             }
         }
@@ -98,8 +99,10 @@ fn check_services(services: &[ServiceConfig]) -> Result<(), Refusal> {
             Runs::Patroni(_) => name == postgres::SERVICE,
             Runs::Haproxy(_) => name == postgres::HAPROXY,
             Runs::Pgbouncer(_) => name == postgres::PGBOUNCER,
+            Runs::Front(_) => name == etcd::FRONT,
             Runs::Program(_) => {
-                let taken = [etcd::SERVICE, postgres::SERVICE, postgres::HAPROXY, postgres::PGBOUNCER, "agent"];
+                let taken =
+                    [etcd::SERVICE, etcd::FRONT, postgres::SERVICE, postgres::HAPROXY, postgres::PGBOUNCER, "agent"];
                 !taken.contains(&name.as_str())
             }
         };

@@ -41,12 +41,14 @@ impl Agent {
         let mut made = Vec::new();
         let member = state.identity.member.as_str();
         let wanted = [
-            (CertificateUse::Member, member),
-            (CertificateUse::Peer, member),
-            (CertificateUse::Root, "root"),
-            (CertificateUse::Health, "health"),
+            (CertificateUse::Member, member, algorithm),
+            (CertificateUse::Peer, member, algorithm),
+            (CertificateUse::Root, "root", algorithm),
+            (CertificateUse::Health, "health", algorithm),
+            // Most machines never have a front, and an RSA key takes seconds.
+            (CertificateUse::Front, "", KeyAlgorithm::P256),
         ];
-        for (of, name) in wanted {
+        for (of, name, algorithm) in wanted {
             let known = state.keys.get(&of).map(Key::pair).transpose()?;
             if known.is_none_or(|key| key.algorithm() != algorithm) {
                 let name = name.to_owned();
@@ -57,13 +59,15 @@ impl Agent {
         self.state.update(|state| state.keys.extend(made)).await
     }
 
-    /// A machine that was enrolled by an older program lacks the keys for its peers and for health checks.
+    /// A machine that was enrolled by an older program lacks the keys for its peers, for health checks and for a front.
     pub(crate) async fn make_missing_keys(&self) -> Result<(), AgentError> {
         let state = self.state.get();
         match state.keys.get(&CertificateUse::Member) {
             Some(key)
                 if state.enrolled
-                    && ![CertificateUse::Peer, CertificateUse::Health].iter().all(|of| state.keys.contains_key(of)) =>
+                    && ![CertificateUse::Peer, CertificateUse::Health, CertificateUse::Front]
+                        .iter()
+                        .all(|of| state.keys.contains_key(of)) =>
             {
                 self.make_keys(key.pair()?.algorithm()).await
             }

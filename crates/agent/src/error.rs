@@ -33,20 +33,30 @@ pub enum AgentError {
     #[error("{}: {field}: {why}", path.display())]
     Machine { path: PathBuf, field: String, why: String },
     #[error(
-        "no disk with the label {label} has shown up within {seconds} s; this machine does not know what it is to be: attach its \
-         seed disk and boot it again"
+        "no disk with the label {label} has shown up within {seconds} s, so this machine has no configuration: attach its seed \
+         disk and boot it again"
     )]
     NoSeedDisk { label: &'static str, seconds: u64 },
+    #[error(
+        "the metadata service at {address} has given no user data within {seconds} s ({why}); this machine does not know what it is to \
+         be: check that the instance's metadata service is enabled and that DHCP works, and boot it again"
+    )]
+    NoMetadata { address: String, seconds: u64, why: String },
+    #[error(
+        "the user data of this instance cannot be used: {why}; the machine does not know what it is to be: set `seed: quorate` in the \
+         spec, and let quorate create the instance again"
+    )]
+    UserData { why: String },
     #[error("the data disk {serial} is missing ({}); attach it and boot this machine again", path.display())]
     NoDataDisk { serial: String, path: PathBuf },
     #[error(
-        "the data disk {} is not empty and has no file system for etcd's data: {found} was found. It is left as it is; if nothing \
-         on it is of use, clear it with `wipefs --all` and zeros over its first MiB, and boot this machine again", path.display()
+        "the data disk {} is not empty and has no file system for etcd's data: {found} was found. It is left unchanged; if \
+         nothing on it is needed, clear it with `wipefs --all` and zeros over its first MiB, and boot this machine again", path.display()
     )]
     ForeignDisk { path: PathBuf, found: String },
     #[error(
-        "the data disk {} holds etcd's data at its top (`member/`), of a cluster that quorate did not make. It is left as it is. To \
-         go on with its keys, save a snapshot of that cluster, bring an empty disk, and say `quorate restore --snapshot`", path.display()
+        "the data disk {} holds etcd's data at its top (`member/`), of a cluster that quorate did not make. It is left \
+         unchanged. To keep its keys, save a snapshot of that cluster, attach an empty disk, and run `quorate restore --snapshot`", path.display()
     )]
     OthersData { path: PathBuf },
     #[error(

@@ -45,7 +45,7 @@ struct Follower {
 }
 
 impl Follower {
-    /// One endpoint after the other, and after the last in vain a pause.
+    /// One endpoint after the other, and a pause after the last one has failed too.
     async fn run(mut self) {
         let mut pause = FIRST_PAUSE;
         loop {

@@ -206,6 +206,7 @@ impl Agent {
         self.resume_services().await;
         self.resume_haproxy().await;
         self.keep_pgbouncer().await;
+        self.keep_front().await;
         // The agent before may have ended between writing a configuration and saying so.
         self.reload_postgres().await;
     }

@@ -28,6 +28,7 @@ impl Agent {
             Order::Service { name, command } => self.act_on_service(&name, command).await,
             Order::Etcd(order) => self.obey_for_etcd(order).await,
             Order::Postgres(order) => self.obey_for_postgres(order).await,
+            Order::Drain { member, for_ms } => self.drain(&member, for_ms).await,
             Order::Reboot { boot, upgrade_packages } => self.reboot(fence, boot, upgrade_packages),
         }
     }

@@ -65,7 +65,7 @@ mod tests {
 
     use super::*;
 
-    /// How many lines a log would have, and the last number that one of them tells.
+    /// How many lines a log would have, and the last number that one of them reports.
     #[derive(Clone, Default)]
     struct Lines(Arc<(AtomicU64, AtomicU64)>);
 

@@ -103,7 +103,7 @@ pub(crate) async fn serve_channel(agent: Arc<Agent>, device: Option<PathBuf>) ->
 async fn admit<S: AsyncRead + AsyncWrite + Unpin>(acceptor: &TlsAcceptor, stream: S) -> Result<TlsStream<S>, String> {
     let stream = tokio::time::timeout(HANDSHAKE, acceptor.accept(stream))
         .await
-        .map_err(|_| String::from("no TLS handshake in time"))?
+        .map_err(|_| String::from("TLS handshake timed out"))?
         .map_err(|error| error.to_string())?;
     check_is_controller(&stream)?;
     Ok(stream)

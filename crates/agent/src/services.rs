@@ -31,7 +31,7 @@ pub(crate) type Doing<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// For what a service closes and hands over when it is asked to end.
 pub(crate) const PATIENT: Duration = Duration::from_secs(10);
-/// For one whose data is given up. A follower ends well within this; a leader whose followers are gone would look for a successor in vain.
+/// For one whose data is given up. A follower ends well within this; a leader whose followers are gone would find no successor.
 pub(crate) const HURRIED: Duration = Duration::from_millis(500);
 
 /// Asked before a service is started again by itself, in this way.

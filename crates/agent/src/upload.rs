@@ -1,9 +1,9 @@
-//! A file that is sent to this machine over the agent's port. It counts once all of it is here and its SHA-256 is the one that was
-//! announced; an interrupted upload leaves nothing.
+//! A file that is sent to this machine over the agent's port. It counts once all of it is here and is what was announced; an interrupted
+//! upload leaves nothing.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -19,6 +19,8 @@ use crate::{AgentError, files};
 const SILENCE: Duration = Duration::from_secs(30);
 const PIECE: usize = 256 << 10;
 const WRITTEN_AT_ONCE: usize = 1 << 20;
+/// etcd's, at the end of a snapshot.
+const CHECKSUM: u64 = 32;
 /// How the names of unfinished uploads begin.
 const UNFINISHED: &str = "upload-";
 
@@ -29,7 +31,8 @@ pub(crate) struct Upload {
     sha256: String,
     bytes: u64,
     file: File,
-    hash: Sha256,
+    /// None where it ends with the SHA-256 that was announced.
+    hash: Option<Sha256>,
     came: u64,
     partial: Partial,
 }
@@ -45,17 +48,29 @@ impl Drop for Partial {
 }
 
 impl Upload {
-    pub(crate) fn begin(
+    /// A program, whose SHA-256 was announced.
+    pub(crate) fn of_program(directory: &Path, announced: &UploadRequest) -> Result<Self, Refusal> {
+        Self::begin("a program", directory, 0o700, announced, Some(Sha256::new()))
+    }
+
+    /// A snapshot, which ends with the SHA-256 that was announced. That of all before it is left to etcd's tool, which computes it when it
+    /// restores the snapshot: twice would take as long as sending it.
+    pub(crate) fn of_snapshot(directory: &Path, announced: &UploadRequest) -> Result<Self, Refusal> {
+        Self::begin("a snapshot", directory, files::PRIVATE, announced, None)
+    }
+
+    fn begin(
         what: &'static str,
         directory: &Path,
         mode: u32,
         announced: &UploadRequest,
+        hash: Option<Sha256>,
     ) -> Result<Self, Refusal> {
         let partial = Partial(directory.join(format!("{UNFINISHED}{}", quorate_pki::random_hex(8))));
-        let opened = OpenOptions::new().write(true).create_new(true).mode(mode).open(&partial.0);
+        let opened = OpenOptions::new().read(true).write(true).create_new(true).mode(mode).open(&partial.0);
         let file = opened.map_err(AgentError::file("make", &partial.0))?;
         let (sha256, bytes) = (announced.sha256.clone(), announced.bytes);
-        Ok(Upload { what, sha256, bytes, file, hash: Sha256::new(), came: 0, partial })
+        Ok(Upload { what, sha256, bytes, file, hash, came: 0, partial })
     }
 
     pub(crate) fn take_all(self, pieces: &[Bytes]) -> Result<Self, Refusal> {
@@ -67,7 +82,9 @@ impl Upload {
         if self.came > self.bytes {
             return Err(self.wrong(format!("{} bytes", self.bytes), String::from("more")));
         }
-        self.hash.update(piece);
+        if let Some(hash) = &mut self.hash {
+            hash.update(piece);
+        }
         self.file.write_all(piece).map_err(AgentError::file("write", &self.partial.0))?;
         Ok(self)
     }
@@ -78,14 +95,17 @@ impl Upload {
         self.finish_unsynced(place)
     }
 
-    /// The same without waiting for the disk, for content that is compared with its SHA-256 when it is used.
+    /// The same without waiting for the disk, for content that is compared with its checksum when it is used.
     pub(crate) fn finish_unsynced(self, place: &Path) -> Result<(), Refusal> {
         if self.came != self.bytes {
             return Err(self.wrong(format!("{} bytes", self.bytes), format!("{} bytes", self.came)));
         }
-        let found = hex(&self.hash.clone().finalize());
+        let (which, found) = match &self.hash {
+            Some(hash) => ("SHA-256", hex(&hash.clone().finalize())),
+            None => ("checksum", last_checksum(&self.file).map_err(AgentError::file("read", &self.partial.0))?),
+        };
         if found != self.sha256 {
-            return Err(self.wrong(format!("SHA-256 {}", self.sha256), format!("SHA-256 {found}")));
+            return Err(self.wrong(format!("{which} {}", self.sha256), format!("{which} {found}")));
         }
         fs::rename(&self.partial.0, place).map_err(AgentError::file("put in place", place))?;
         Ok(files::make_durable(place.parent().unwrap_or(place))?)
@@ -132,12 +152,33 @@ pub(crate) fn is_unfinished(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(UNFINISHED.as_bytes()))
 }
 
+/// The last bytes of a file, in hexadecimal. A shorter file has none that could be a checksum.
+fn last_checksum(file: &File) -> io::Result<String> {
+    let Some(place) = file.metadata()?.len().checked_sub(CHECKSUM) else { return Ok(String::new()) };
+    let mut checksum = [0; CHECKSUM as usize];
+    file.read_exact_at(&mut checksum, place)?;
+    Ok(hex(&checksum))
+}
+
+/// Whether a file ends with this SHA-256, and it is that of all that comes before.
+pub(crate) fn ends_with_own_checksum(path: &Path, sha256: &str) -> io::Result<bool> {
+    let file = File::open(path)?;
+    if last_checksum(&file)? != sha256 {
+        return Ok(false);
+    }
+    let database = file.metadata()?.len().saturating_sub(CHECKSUM);
+    Ok(digest(file.take(database))?.0 == sha256)
+}
+
 /// SHA-256 and length of a file.
 pub fn file_digest(path: &Path) -> io::Result<(String, u64)> {
-    let (mut file, mut hash, mut bytes) = (File::open(path)?, Sha256::new(), 0);
-    let mut piece = vec![0; PIECE];
+    digest(File::open(path)?)
+}
+
+fn digest(mut content: impl Read) -> io::Result<(String, u64)> {
+    let (mut hash, mut bytes, mut piece) = (Sha256::new(), 0, vec![0; PIECE]);
     loop {
-        match file.read(&mut piece)? {
+        match content.read(&mut piece)? {
             0 => return Ok((hex(&hash.finalize()), bytes)),
             read => {
                 hash.update(&piece[..read]);

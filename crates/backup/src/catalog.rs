@@ -1,4 +1,4 @@
-//! What there is in a store of one cluster, as far as names, sizes and manifests tell: full backups, how far the changes on top of each
+//! What there is in a store of one cluster, as far as names, sizes and manifests show: full backups, how far the changes on top of each
 //! lead, and what is visibly damaged. What only reading everything can find is for [`verify`](crate::verify). A backup without a
 //! manifest does not exist; its objects are leftovers.
 
@@ -223,7 +223,7 @@ impl Catalog {
             .collect();
         match told.is_empty() {
             true => String::from("nothing here can still be restored"),
-            false => format!("still good, as far as seen: {}", told.join(", ")),
+            false => format!("still good, as far as checked: {}", told.join(", ")),
         }
     }
 }

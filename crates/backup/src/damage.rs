@@ -13,7 +13,7 @@ pub enum Damage {
     /// Somebody else put it there, or changed it.
     #[error("{path} is NOT of this cluster: {why}")]
     Forged { id: BackupId, path: String, why: String },
-    #[error("{path} is dated {}, and it is {now} now: it counts for nothing. If this clock is right, somebody put it there", id.begun())]
+    #[error("{path} is dated {}, and it is {now} now: it is ignored. If this clock is right, somebody put it there", id.begun())]
     Future { id: BackupId, path: String, now: jiff::Timestamp },
     #[error("{path} is missing")]
     Missing { id: BackupId, path: String },
@@ -28,7 +28,7 @@ pub enum Damage {
     #[error("changes are missing between revision {after} and {next}: the chain of {id} ends at {after}")]
     Hole { id: BackupId, after: i64, next: i64 },
     #[error(
-        "{path} does not follow {before}: its manifest says that it follows {found}. Segments were exchanged, or one was replaced"
+        "{path} does not follow {before}: its manifest says that it follows {found}. Segments were swapped, or one was replaced"
     )]
     Chain { id: BackupId, path: String, before: String, found: String },
     #[error("{path} holds the changes of {found}, not those that its name says: it was exchanged for another")]

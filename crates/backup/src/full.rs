@@ -17,7 +17,7 @@ use crate::damage::Damage;
 use crate::keys::{BackupKey, Identities, KeyError, Recipients};
 use crate::manifest::{Beside, FORMAT, Hash, Manifest, Taken};
 use crate::names::{BackupId, Names};
-use crate::pipe::{self, CheckedSnapshot, Checking, Sealed, Sealing, SnapshotCheck, Unsealing};
+use crate::pipe::{self, Ending, Sealed, Sealing, SnapshotCheck, Unsealing};
 use crate::settings::Settings;
 use crate::signed::{self, Kind, Trust};
 use crate::small;
@@ -133,7 +133,7 @@ async fn stored(
         revision_at_most,
         hash,
         keys,
-        db_bytes: checked.db_bytes,
+        db_bytes: checked.db_bytes(),
         snapshot_sha256: checked.sha256,
         stored_bytes: sealed.bytes,
         stored_sha256: sealed.sha256,
@@ -155,7 +155,7 @@ async fn upload(
     level: i32,
     member: &str,
     progress: &(dyn Fn(u64) + Sync),
-) -> Result<(CheckedSnapshot, Sealed), Error> {
+) -> Result<(SnapshotFile, Sealed), Error> {
     let Sealing { input, mut output, done } = pipe::seal(level, recipient);
     let mut upload = store.upload(path).await?;
     let drain = async {
@@ -187,7 +187,7 @@ async fn feed(
     input: tokio::sync::mpsc::Sender<Bytes>,
     member: &str,
     progress: &(dyn Fn(u64) + Sync),
-) -> Result<Option<CheckedSnapshot>, Error> {
+) -> Result<Option<SnapshotFile>, Error> {
     let (mut check, mut bytes) = (SnapshotCheck::new(), 0);
     while let Some(piece) = snapshot.next().await {
         let piece = piece?;
@@ -218,8 +218,8 @@ pub async fn key_of(
     BackupKey::unwrap(&sealed.bytes, identities, recipient).map(Some).map_err(Error::key(what))
 }
 
-/// Writes a backup's snapshot, as etcd made it, into the file `at`. All of it is compared: the size and the SHA-256 of what was
-/// stored, and etcd's own checksum. Where the file cannot be written, that is no damage of the backup. The file is not synced to disk.
+/// Writes a backup's snapshot, as etcd made it, into the file `at`. What was stored is compared with its size and its SHA-256: then it holds
+/// what was checked against etcd's checksum when it was stored, and only that checksum itself is compared again. Where the file cannot be written, that is no damage of the backup. The file is not synced to disk.
 pub async fn fetch(
     store: &Store,
     manifest: &Manifest,
@@ -235,7 +235,7 @@ pub async fn fetch(
     if found != manifest.stored_bytes {
         return Err(Damage::Size { id, path, expected: manifest.stored_bytes, found }.into());
     }
-    let output = Checking { output: into, check: SnapshotCheck::new() };
+    let output = Ending::new(into);
     // The database, and etcd's checksum of it.
     let Unsealing { input, done } = pipe::unseal(key, output, manifest.db_bytes.saturating_add(pipe::SUM as u64));
     let mut sha256 = Sha256::new();
@@ -251,14 +251,15 @@ pub async fn fetch(
     if found != manifest.stored_sha256 {
         return Err(Damage::Content { id, path, expected: manifest.stored_sha256.clone(), found }.into());
     }
-    let Checking { output, check } = opened.map_err(|error| match error {
+    let written = opened.map_err(|error| match error {
         KeyError::Output(source) => Error::file("write", at)(source),
         error => unreadable(&id, &path, &error).into(),
     })?;
-    let checked = check.finish().filter(|checked| checked.sha256 == manifest.snapshot_sha256);
-    let Some(checked) = checked else { return Err(Damage::Checksum { id, path }.into()) };
-    drop(output);
-    Ok(checked.whole)
+    let snapshot = written.snapshot();
+    if (snapshot.db_bytes(), &snapshot.sha256) != (manifest.db_bytes, &manifest.snapshot_sha256) {
+        return Err(Damage::Checksum { id, path }.into());
+    }
+    Ok(snapshot)
 }
 
 pub(crate) fn unreadable(id: &BackupId, path: &str, error: &KeyError) -> Damage {
@@ -273,7 +274,7 @@ pub struct Rekeyed {
     pub unopened: Vec<BackupId>,
 }
 
-/// Encrypts the key of each backup, and the ledger next to it, to the recipients of now. The data stays as it is. What the identities do
+/// Encrypts the key of each backup, and the ledger next to it, to the current recipients. The data stays as it is. What the identities do
 /// not open is left, and the others are changed nevertheless: so it can be done again after a kill. What a signed manifest does not know
 /// is never signed for: it would come back as ours.
 pub async fn rekey(

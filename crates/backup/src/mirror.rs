@@ -24,7 +24,7 @@ use crate::store::{PART, Store, Tag, sha256_hex};
 const SMALL: u64 = PART as u64;
 
 /// Copies what is missing, and returns how many objects that were. What is only in the second stays: pruning is asked of each for itself.
-/// What is damaged or not this cluster's is left out, and told at the end. Backups of before there were signatures are passed over: they
+/// What is damaged or not this cluster's is left out, and reported at the end. Backups from before there were signatures are skipped: they
 /// were copied when they were made.
 pub async fn copy(
     from: &Store,

@@ -179,54 +179,56 @@ impl Read for Pieces {
 /// etcd's checksum at the end of a snapshot.
 pub(crate) const SUM: usize = 32;
 
-/// Compares a snapshot with the SHA-256 at its own end, in one pass.
-#[derive(Clone)]
-pub(crate) struct SnapshotCheck {
-    sha256: Sha256,
-    /// The last bytes so far, which may be the checksum.
+/// What a stream ends with, which may be etcd's checksum, and its length.
+#[derive(Clone, Default)]
+struct Tail {
     held: Vec<u8>,
     bytes: u64,
 }
 
-/// A snapshot that agrees with its checksum.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct CheckedSnapshot {
-    /// Of the database alone.
-    pub db_bytes: u64,
-    pub sha256: String,
-    /// Of the database and the checksum, as the file has them.
-    pub whole: SnapshotFile,
-}
-
-impl SnapshotCheck {
-    pub(crate) fn new() -> Self {
-        SnapshotCheck { sha256: Sha256::new(), held: Vec::with_capacity(2 * SUM), bytes: 0 }
-    }
-
-    pub(crate) fn update(&mut self, bytes: &[u8]) {
+impl Tail {
+    /// Gives `before` all that is certainly not the end.
+    fn update(&mut self, bytes: &[u8], mut before: impl FnMut(&[u8])) {
         self.bytes += bytes.len() as u64;
         let (sure, last) = bytes.split_at(bytes.len().saturating_sub(SUM));
         if sure.is_empty() {
             self.held.extend_from_slice(last);
             let surplus = self.held.len().saturating_sub(SUM);
-            self.sha256.update(&self.held[..surplus]);
+            before(&self.held[..surplus]);
             self.held.drain(..surplus);
         } else {
-            self.sha256.update(&self.held);
-            self.sha256.update(sure);
+            before(&self.held);
+            before(sure);
             self.held.clear();
             self.held.extend_from_slice(last);
         }
     }
 
+    fn snapshot(&self) -> SnapshotFile {
+        SnapshotFile { bytes: self.bytes, sha256: hex(&self.held) }
+    }
+}
+
+/// Compares a snapshot with the SHA-256 at its own end, in one pass.
+#[derive(Clone)]
+pub(crate) struct SnapshotCheck {
+    sha256: Sha256,
+    tail: Tail,
+}
+
+impl SnapshotCheck {
+    pub(crate) fn new() -> Self {
+        SnapshotCheck { sha256: Sha256::new(), tail: Tail::default() }
+    }
+
+    pub(crate) fn update(&mut self, bytes: &[u8]) {
+        self.tail.update(bytes, |before| self.sha256.update(before));
+    }
+
     /// `None` where the bytes and the checksum at their end disagree.
-    pub(crate) fn finish(self) -> Option<CheckedSnapshot> {
-        let mut whole = self.sha256.clone();
-        whole.update(&self.held);
-        let sum = self.sha256.finalize();
-        let fits = self.bytes > SUM as u64 && self.held.as_slice() == sum.as_slice();
-        let whole = || SnapshotFile { bytes: self.bytes, sha256: hex(&whole.finalize()) };
-        fits.then(|| CheckedSnapshot { db_bytes: self.bytes - SUM as u64, sha256: hex(&sum), whole: whole() })
+    pub(crate) fn finish(self) -> Option<SnapshotFile> {
+        let fits = self.tail.bytes > SUM as u64 && self.tail.held.as_slice() == self.sha256.finalize().as_slice();
+        fits.then(|| self.tail.snapshot())
     }
 }
 
@@ -240,6 +242,34 @@ impl<W: Write> Write for Checking<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let written = self.output.write(bytes)?;
         self.check.update(&bytes[..written]);
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.output.flush()
+    }
+}
+
+/// Looks only at how a snapshot ends, where its bytes are known to be those that were checked before.
+pub(crate) struct Ending<W> {
+    output: W,
+    tail: Tail,
+}
+
+impl<W> Ending<W> {
+    pub(crate) fn new(output: W) -> Self {
+        Ending { output, tail: Tail::default() }
+    }
+
+    pub(crate) fn snapshot(&self) -> SnapshotFile {
+        self.tail.snapshot()
+    }
+}
+
+impl<W: Write> Write for Ending<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.output.write(bytes)?;
+        self.tail.update(&bytes[..written], |_| ());
         Ok(written)
     }
 
@@ -263,10 +293,11 @@ mod tests {
         for size in [1, 7, 31, 32, 33, 64, 1000, 5000] {
             let mut check = SnapshotCheck::new();
             whole.chunks(size).for_each(|chunk| check.update(chunk));
-            let checked = check.finish().unwrap();
-            assert_eq!((checked.db_bytes, checked.sha256), (4000, hex(&Sha256::digest(&db))), "{size}");
-            let file = SnapshotFile { bytes: 4032, sha256: hex(&Sha256::digest(&whole)) };
-            assert_eq!(checked.whole, file, "{size}");
+            let file = SnapshotFile { bytes: 4032, sha256: hex(&Sha256::digest(&db)) };
+            assert_eq!((check.finish().as_ref(), file.db_bytes()), (Some(&file), 4000), "{size}");
+            let mut ending = Ending::new(Vec::new());
+            whole.chunks(size).for_each(|chunk| ending.write_all(chunk).unwrap());
+            assert_eq!((ending.snapshot(), &ending.output), (file, &whole), "{size}");
         }
     }
 

@@ -7,6 +7,8 @@
 //! CLUSTER/postgres/LABEL/manifest.json    written last: without it the backup does not count
 //! ```
 
+use std::fmt::Write as _;
+
 use jiff::Timestamp;
 use quorate_core::kinds::postgres::backup::{BackupChecked, BackupKind, BackupTaken, Mark};
 use quorate_core::spec::Keep;
@@ -51,6 +53,9 @@ pub struct Verification {
     pub at: Timestamp,
     pub on_member: String,
     pub outcome: Result<BackupChecked, String>,
+    /// What the store had of it before, see [`files_digest`]; absent in verifications of older programs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub files_sha256: Option<String>,
 }
 
 impl Manifest {
@@ -252,6 +257,25 @@ pub async fn list_digest(store: &Store, repository: &str, stanza: &str, label: &
     Ok(sha256_hex(&store.get_up_to(&path, LONGEST_LIST).await?.bytes))
 }
 
+/// The SHA-256 of the names and sizes of all files that the store has of a backup and of those that it rests on. It tells whether any of
+/// them is gone without reading them; their content is pgBackRest's to check.
+pub async fn files_digest(store: &Store, catalog: &Catalog, manifest: &Manifest) -> Result<String, Error> {
+    let (mut files, mut next) = (String::new(), Some(manifest));
+    while let Some(Manifest { taken, repository, cluster, .. }) = next {
+        let BackupTaken { label, prior, .. } = taken;
+        if !is_label(label) {
+            return Err(Error::Label(label.clone()));
+        }
+        for file in store.list(&format!("{}/backup/{cluster}/{label}/", repository.trim_matches('/'))).await? {
+            let _ = writeln!(files, "{} {}", file.bytes, file.path);
+        }
+        // A machine says what it rests on: it must not lead in a circle.
+        let prior = prior.as_ref().filter(|prior| *prior < label);
+        next = prior.and_then(|prior| catalog.find(prior)).map(|listed| &listed.manifest);
+    }
+    Ok(sha256_hex(files.as_bytes()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -303,7 +327,7 @@ mod tests {
         assert_eq!((labels, catalog.strange.len()), (vec!["20261117-100000F"], 1));
         let outcome = Err(String::from("damaged"));
         let at = Timestamp::now();
-        let noted = Verification { at, on_member: String::from("pg-2"), outcome };
+        let noted = Verification { at, on_member: String::from("pg-2"), outcome, files_sha256: None };
         note(&store, &catalog.backups[0], noted, &key).await.unwrap();
         let catalog = Catalog::load(&store, "shop", None, &trust).await.unwrap();
         assert_eq!(catalog.backups[0].manifest.verified_at(), None);
@@ -313,6 +337,35 @@ mod tests {
         let elsewhere = manifest("../../elsewhere", "2026-11-17T12:00:00Z");
         assert!(matches!(put(&store, elsewhere, None, &key).await, Err(Error::Label(_))));
         assert!(matches!(list_digest(&store, "/r", "shop", "..").await, Err(Error::Label(_))));
+    }
+
+    #[tokio::test]
+    async fn a_file_that_is_gone_is_noticed_also_of_the_backup_that_another_rests_on() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Store::open(&Place::Directory(directory.path().into()), None, Patience::default()).unwrap();
+        let mut full = manifest("20261117-100000F", "2026-11-17T10:00:00Z");
+        // A member that says so.
+        full.taken.prior = Some(String::from("20261117-100000F_20261117-110000I"));
+        let mut more = manifest("20261117-100000F_20261117-110000I", "2026-11-17T11:00:00Z");
+        more.taken.prior = Some(full.label().to_owned());
+        let files = directory.path().join("shop/pgbackrest/backup/shop");
+        for label in [full.label(), more.label()] {
+            std::fs::create_dir_all(files.join(label).join("bundle")).unwrap();
+            std::fs::write(files.join(label).join("bundle/1"), "data").unwrap();
+        }
+        let listed = |manifest: &Manifest| Listed { manifest: manifest.clone(), is_signed: true, tag: Tag::default() };
+        let catalog = Catalog { backups: vec![listed(&full), listed(&more)], strange: Vec::new() };
+        let digest = async |of: &Manifest| files_digest(&store, &catalog, of).await.unwrap();
+        let digests = async || (digest(&full).await, digest(&more).await);
+        let before = digests().await;
+        assert_eq!(digests().await, before);
+        assert_ne!(before.0, before.1);
+        std::fs::write(files.join(more.label()).join("bundle/1"), "more data").unwrap();
+        let changed = digests().await;
+        assert!(changed.0 == before.0 && changed.1 != before.1);
+        std::fs::remove_file(files.join(full.label()).join("bundle/1")).unwrap();
+        let gone = digests().await;
+        assert!(gone.0 != changed.0 && gone.1 != changed.1);
     }
 
     #[test]

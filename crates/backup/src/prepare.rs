@@ -27,7 +27,7 @@ pub struct Prepared {
     /// `DIRECTORY/SHA256.db`, for this user alone.
     pub path: PathBuf,
     pub bytes: u64,
-    /// Of the whole file.
+    /// With which it ends: etcd's checksum of all that comes before.
     pub sha256: String,
     pub revision: i64,
     /// How many it has; absent where it was verified earlier, and only the number at an older revision is known.
@@ -143,7 +143,7 @@ fn put_in_place(
         return Err(Error::NothingToRestore(format!("{source} is at revision {revision}, where no cluster can come")));
     }
     let place = directory.join(format!("{}.db", file.sha256));
-    // Not synced to disk: every member compares what it receives with the SHA-256, and the verification compares it too.
+    // Not synced to disk: every member restores it with etcd's own tool, which compares it with its checksum.
     path.persist(&place).map_err(|error| Error::file("put in place", &place)(error.error))?;
     Ok(Prepared { path: place, bytes: file.bytes, sha256: file.sha256, revision, keys, source })
 }
@@ -249,7 +249,7 @@ async fn checked(path: &Path) -> Result<Option<SnapshotFile>, Error> {
         let (mut file, mut buffer, mut check) = (File::open(at)?, vec![0; 1 << 20], SnapshotCheck::new());
         loop {
             match file.read(&mut buffer)? {
-                0 => return Ok(check.finish().map(|checked| checked.whole)),
+                0 => return Ok(check.finish()),
                 read => check.update(&buffer[..read]),
             }
         }

@@ -35,7 +35,7 @@ pub enum SourceError {
     #[error("the member cannot be reached: {0}")]
     Unreachable(String),
     /// `oldest` is the first revision that can still be read, where etcd says so.
-    #[error("the revisions asked for have been compacted")]
+    #[error("the requested revisions have been compacted")]
     Compacted { oldest: Option<i64> },
     #[error("etcd refused: {0}")]
     Denied(String),

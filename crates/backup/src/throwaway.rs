@@ -23,7 +23,7 @@ use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::Error;
-use crate::pipe::{Checking, SnapshotCheck};
+use crate::pipe::{Checking, SUM, SnapshotCheck};
 use crate::replay::LeasesKept;
 
 /// etcd's programs, all of one version.
@@ -142,7 +142,7 @@ impl Throwaway {
             return Err(Error::Throwaway { why });
         };
         drop(output);
-        Ok(checked.whole)
+        Ok(checked)
     }
 
     /// Whether root, as the snapshot knows it, would be let in with this password once authentication is on. A snapshot without root
@@ -176,9 +176,17 @@ impl Throwaway {
 /// A snapshot on this machine's disk.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SnapshotFile {
-    pub bytes: u64,
     /// Of the whole file.
+    pub bytes: u64,
+    /// With which it ends: etcd's checksum of all that comes before.
     pub sha256: String,
+}
+
+impl SnapshotFile {
+    /// Of the database alone.
+    pub fn db_bytes(&self) -> u64 {
+        self.bytes.saturating_sub(SUM as u64)
+    }
 }
 
 pub(crate) fn create_private(path: &Path) -> io::Result<File> {

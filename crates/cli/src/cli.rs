@@ -52,7 +52,7 @@ State is kept in $QUORATE_HOME, by default ~/.local/share/quorate. Its secrets
 are encrypted with the key in the file $QUORATE_KEY, by default
 $QUORATE_HOME/key, or with the key that $QUORATE_KEY_COMMAND prints.";
 
-/// Creates and operates highly available etcd clusters, and PostgreSQL clusters on top of them.
+/// Creates and operates highly available etcd clusters, and PostgreSQL clusters on top of them
 ///
 /// Every command observes the cluster, decides on the next safe steps, carries them out and observes again. Every command
 /// can be interrupted and safely re-run.
@@ -95,9 +95,9 @@ pub enum Verb {
     Up(Up),
     /// Print a commented spec to start from
     Init(Init),
-    /// Print the spec that was applied last, as a file that can be applied again
+    /// Print the spec that was applied last, to continue with a file
     ///
-    /// All defaults are written out. A cluster made by `up` can continue as a file: quorate spec NAME > cluster.yaml
+    /// All defaults are written out. To continue with a file after `up`: quorate spec NAME > cluster.yaml
     Spec(Named),
     /// Check a spec and report every problem with its line and column
     ///
@@ -128,32 +128,34 @@ pub enum Verb {
     Replace(Replace),
     /// Reboot the machines of a cluster, one after another
     ///
-    /// The leader moves away from a machine before it reboots, and the next machine follows when the member is healthy again. Refused if
-    /// the cluster could not serve meanwhile. With --upgrade-packages apt-get upgrades the packages of each machine first; if that fails,
-    /// the machine is not rebooted and no other one is touched. After an interruption, `quorate apply` continues within 15 minutes.
+    /// The leader moves away from a machine before it reboots, and the next machine follows when the member is healthy
+    /// again. Refused if the cluster could not serve meanwhile. With --upgrade-packages apt-get upgrades the packages
+    /// of each machine first; if that fails, the machine is not rebooted and no other one is touched. After an
+    /// interruption, `quorate apply` continues within 15 minutes.
     Reboot(Reboot),
     /// Make another member of a PostgreSQL cluster the primary
     ///
-    /// Patroni does it; the former primary follows as a standby. Without --to the standby that is furthest takes over. Refused if the
-    /// standby could lack a confirmed commit or lags too far. After an interruption, `quorate apply` continues within 15 minutes.
+    /// Patroni does it; the former primary follows as a standby. Without --to the standby that is furthest takes over.
+    /// Refused if the standby could lack a confirmed commit or lags too far. After an interruption, `quorate apply`
+    /// continues within 15 minutes.
     Switchover(Switchover),
-    /// Passwords of a PostgreSQL cluster
+    /// Change the passwords of a PostgreSQL cluster
     #[command(subcommand)]
     Passwords(Passwords),
-    /// Rebuild an etcd cluster from a survivor after permanent quorum loss
+    /// Rebuild an etcd cluster after permanent quorum loss
     ///
     /// Shows which members are reachable, which have data and where their logs end, and what may be lost; asks for the
     /// cluster's name. Then the survivor whose log reaches furthest is rebuilt as a cluster of one, and the others rejoin as new
     /// members. Refused while the cluster has a quorum, and when no member has data.
     Recover(Recover),
-    /// Show every step ever taken: when, by whom, why, and how it ended
+    /// Show all steps ever taken: when, by whom, why and how they ended
     History(History),
     /// Show cluster health
     ///
     /// With a name, or if only one cluster is known: its members with role, health, version, size, lag, days left of the
     /// certificate, and the version of its agent; alarms; a one-line verdict. Otherwise one line per cluster.
     Status(Status),
-    /// Print environment variables for etcdctl, or for psql and patronictl (use with eval)
+    /// Print environment variables for etcdctl, psql or patronictl
     ///
     /// eval "$(quorate env NAME)" makes them connect to that cluster as its superuser. The certificate is valid for a day; run
     /// it again for a new one.
@@ -162,32 +164,33 @@ pub enum Verb {
     ///
     /// Its endpoints and its CA. There is no secret in it: for a login see `env` and `cert issue`.
     Output(OutputValues),
-    /// Client certificates
+    /// Issue client certificates
     #[command(subcommand)]
     Cert(Cert),
-    /// Write what a Kubernetes control plane needs to use a cluster as its etcd
+    /// Write the files with which a Kubernetes control plane uses etcd
     ///
-    /// Certificates in kubeadm's layout, the `etcd.external` part of kubeadm's configuration, and the flags of kube-apiserver. The
-    /// spec must declare the users; if it does not, the lines to add are printed. Re-run it at any time: it changes only what differs,
-    /// and renews certificates before they expire.
+    /// Certificates in kubeadm's layout, the `etcd.external` part of kubeadm's configuration, and the flags of
+    /// kube-apiserver. The spec must declare the users; if it does not, the lines to add are printed. Re-run it at any
+    /// time: it changes only what differs, and renews certificates before they expire.
     Kubernetes(Kubernetes),
-    /// Serve discovery to etcd members that quorate did not make
+    /// Serve discovery to etcd members that quorate did not create
     ///
-    /// What discovery.etcd.io does, as a service of your own. Clusters that quorate creates do not need it.
+    /// Does what discovery.etcd.io does, on your own host. Clusters that quorate creates do not need it.
     #[command(subcommand)]
     Discovery(Discovery),
-    /// Serve one address in front of a cluster until SIGINT or SIGTERM
+    /// Serve a cluster at one address, over gRPC and REST
     ///
-    /// gRPC is passed through to a member that serves, with TLS from end to end. Clients that speak HTTP/1.1, such as curl, get REST:
-    /// /health, /version, and etcd's v3 API as JSON below /v3, with a client certificate or user and password. Members are probed every
-    /// second, and one that a command is about to restart gets no new connections. Several fronts can serve one cluster.
+    /// Runs until SIGINT or SIGTERM. gRPC is passed through to a member that serves, with TLS from end to end. Clients
+    /// that speak HTTP/1.1, such as curl, get REST: /health, /version, and etcd's v3 API as JSON below /v3, with a
+    /// client certificate or user and password. Members are probed every second, and one that a command is about to
+    /// restart gets no new connections. Several fronts can serve one cluster.
     Front(Front),
-    /// Data of the v2 API that `quorate front` serves
+    /// Import v2 data, which `quorate front` serves
     #[command(subcommand)]
     V2(V2),
     /// Show the log of a member's etcd or PostgreSQL, or of its agent
     Logs(Logs),
-    /// Cause faults in a running cluster and check that clients could rely on it
+    /// Cause faults in a running cluster and check what clients see
     ///
     /// Clients read and write through every endpoint while faults happen; then `apply` repairs the cluster. No acknowledged
     /// write may be lost, and what clients saw must be linearizable (etcd), or fit one primary and SERIALIZABLE transactions
@@ -219,10 +222,10 @@ pub enum Verb {
     ///
     /// After an interruption, re-run it, or run `quorate apply`.
     Restore(Restore),
-    /// Delete the data that a restore or an upgrade of PostgreSQL has replaced
+    /// Delete data that a PostgreSQL restore or upgrade has replaced
     ///
-    /// Each machine keeps it until then, and it is the way back from an upgrade (`quorate restore --before-upgrade`). Asks for the
-    /// cluster's name. Deletes nothing while a member is not healthy.
+    /// Each machine keeps it until then, and it is the way back from an upgrade (`quorate restore --before-upgrade`).
+    /// Asks for the cluster's name. Deletes nothing while a member is not healthy.
     Discard(Discard),
     /// Export or import a cluster's state (ledger), encrypted
     #[command(subcommand)]
@@ -237,10 +240,11 @@ pub enum Verb {
     Requests(Requests),
     /// Break the lock of a dead controller
     ///
-    /// The lock of a dead process on this host is free at once. Any other lock is watched for 10 seconds by the next command that needs it,
-    /// and freed if nobody renews it. This is for the rest. A controller that still lives finds out at its next step and stops; its orders are refused from then on.
+    /// Rarely needed. The lock of a dead process on this host is free at once. Any other lock is watched for 10 seconds by the
+    /// next command that needs it, and freed if nobody renews it. A controller that is still alive notices at its next step and
+    /// stops; its orders are refused from then on.
     Unlock(Unlock),
-    /// Build images for virtual machines
+    /// Build machine images, and import them into Incus or OpenStack
     #[command(subcommand)]
     Image(Image),
     /// Print the JSON schema of the spec, for editors
@@ -262,12 +266,15 @@ pub enum Verb {
     /// Run the agent of a machine; providers start it, people need not
     #[command(hide = true)]
     Agent(Agent),
-    /// Make this machine what its seed disk says; on machines, as `quorate agent boot`
+    /// Set this machine up from its seed disk; on machines, as `quorate agent boot`
     #[command(hide = true)]
     AgentBoot(AgentBoot),
     /// Follow a machine's configuration for forwarding logs; on machines, as `quorate agent follow`
     #[command(hide = true)]
     AgentFollow(AgentFollow),
+    /// Serve the front of a machine as its agent was told; on machines, as `quorate agent front`
+    #[command(hide = true)]
+    AgentFront(AgentFront),
     /// Say what this program is, if it can be this machine's agent; on machines, as `quorate agent check`
     #[command(hide = true)]
     AgentCheck(AgentCheck),
@@ -283,7 +290,7 @@ pub enum Format {
 
 #[derive(Args, Debug)]
 pub struct Output {
-    /// How to print
+    /// Output format
     #[arg(long = "output", value_enum, value_name = "FORMAT", default_value_t = Format::Text)]
     pub format: Format,
 }
@@ -327,7 +334,7 @@ pub struct Plan {
     pub output: Output,
 }
 
-/// What may be said for one run, beyond the spec.
+/// What can be allowed for one run, beyond the spec.
 #[derive(Args, Clone, Copy, Debug, Default)]
 pub struct Words {
     /// Allow restarts that cause downtime, for this run
@@ -343,10 +350,10 @@ pub struct Apply {
     /// A spec, `-` for stdin, or the name of a known cluster
     #[arg(value_name = "FILE|NAME", add = completion::clusters_or_files())]
     pub target: String,
-    /// Do not ask, also not before steps that become necessary on the way
+    /// Do not ask, not even before steps that become necessary on the way
     #[arg(long, short)]
     pub yes: bool,
-    /// Carry out the plan in FILE without asking; refused if other steps are needed by now
+    /// Carry out the plan in FILE without asking; refused if other steps are needed now
     #[arg(long, value_name = "FILE")]
     pub plan: Option<PathBuf>,
     #[command(flatten)]
@@ -429,7 +436,7 @@ pub struct Status {
     /// The cluster; without it, all clusters known here
     #[arg(add = completion::clusters())]
     pub name: Option<String>,
-    /// Show it again every 2 seconds, until Ctrl-C
+    /// Refresh every 2 seconds, until Ctrl-C
     #[arg(long, short, conflicts_with = "format")]
     pub watch: bool,
     #[command(flatten)]
@@ -444,7 +451,7 @@ pub struct Logs {
     /// The member
     #[arg(add = completion::members())]
     pub member: String,
-    /// The agent's log instead
+    /// Show the agent's log instead
     #[arg(long)]
     pub agent: bool,
     /// Keep printing new lines
@@ -462,7 +469,7 @@ pub struct Drill {
     /// The cluster
     #[arg(required_unless_present_any = ["scenarios", "check"], add = completion::clusters())]
     pub name: Option<String>,
-    /// Which fault; can be repeated, and `list` lists them. By default a few harmless ones
+    /// The fault to cause; can be repeated, and `list` lists them. By default a few that three members tolerate
     #[arg(long = "scenario", value_name = "SCENARIO")]
     pub scenarios: Vec<String>,
     /// Cause this fault under traffic before the command of --during starts: one that is over at once and leaves something to
@@ -472,19 +479,19 @@ pub struct Drill {
     /// Cause the fault during this quorate command, such as "apply new.yaml"
     #[arg(long, value_name = "COMMAND")]
     pub during: Option<String>,
-    /// Clients connect to this URL, of a `quorate front`, instead of to the members; can be repeated. etcd only
+    /// Connect clients to this URL of a `quorate front` instead of the members; can be repeated. etcd only
     #[arg(long, value_name = "URL")]
     pub through: Vec<String>,
     /// Minimum duration of the traffic in each scenario
     #[arg(long, value_name = "N", default_value_t = 12)]
     pub seconds: u64,
-    /// How many clients write and read
+    /// Number of clients that write and read
     #[arg(long, value_name = "N", default_value_t = 6, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub clients: u32,
     /// How long each client pauses between two operations, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 15)]
     pub pause: u64,
-    /// Repeat the choices of an earlier drill
+    /// Repeat the random choices of the drill with this seed
     #[arg(long, value_name = "NUMBER")]
     pub seed: Option<u64>,
     /// Write a report with timelines (HTML) to FILE
@@ -555,6 +562,20 @@ mod tests {
             }
             assert!(command.get_about().is_some(), "{}", command.get_name());
             open.extend(command.get_subcommands().cloned());
+        }
+    }
+
+    #[test]
+    fn lists_of_commands_have_one_line_for_each_at_80_columns() {
+        let mut open = vec![super::Cli::command().term_width(80)];
+        while let Some(mut command) = open.pop() {
+            command.build();
+            let help = command.render_help().to_string();
+            let commands: Vec<_> = command.get_subcommands().filter(|inner| !inner.is_hide_set()).cloned().collect();
+            let listed =
+                help.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| !line.is_empty());
+            assert_eq!(listed.count(), commands.len(), "{help}");
+            open.extend(commands.into_iter().map(|inner| inner.term_width(80)));
         }
     }
 }

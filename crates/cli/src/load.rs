@@ -72,7 +72,7 @@ pub fn tell_left_out(context: &Context, target: &str, declared: &[Cluster]) {
     for name in left_out(&context.home, target, declared) {
         let destroy = context.command(&format!("destroy {name}"));
         output::talk(&format!(
-            "note: cluster {name} was applied from {target}, which does not declare it any more: it is left as it is; `{destroy}` \
+            "note: cluster {name} was applied from {target}, which no longer declares it: it is left unchanged; `{destroy}` \
              deletes it\n"
         ));
     }
@@ -121,7 +121,7 @@ pub fn names_in_file(home: &Home, target: &str) -> Result<Option<Vec<String>>, E
     Ok(Some(spec.clusters.into_iter().map(|c| c.name.to_string()).collect()))
 }
 
-/// Names of clusters have neither dots nor slashes, so most targets tell by themselves what they are. Of a known
+/// Names of clusters have neither dots nor slashes, so most targets show what they are. Of a known
 /// cluster and a file of the same name, the cluster is meant.
 fn is_file(home: &Home, target: &str) -> bool {
     let path_like = target == "-" || target.contains(['.', '/']);

@@ -19,7 +19,7 @@ use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
-use crate::cli::{AgentAlone, AgentBootAlone, AgentCheckAlone, AgentFollowAlone, Cli, Global, Verb};
+use crate::cli::{AgentAlone, AgentBootAlone, AgentCheckAlone, AgentFollowAlone, AgentFrontAlone, Cli, Global, Verb};
 use crate::commands::Context;
 use crate::error::Error;
 use crate::exit::Exit;
@@ -54,6 +54,10 @@ fn command_line() -> Cli {
         let AgentFollowAlone { global, options } = AgentFollowAlone::parse_from(std::env::args_os().skip(2));
         return Cli { global, verb: Verb::AgentFollow(options) };
     }
+    if word(1, "agent") && word(2, "front") {
+        let AgentFrontAlone { global, options } = AgentFrontAlone::parse_from(std::env::args_os().skip(2));
+        return Cli { global, verb: Verb::AgentFront(options) };
+    }
     if word(1, "agent") {
         let AgentAlone { global, options } = AgentAlone::parse_from(std::env::args_os().skip(1));
         return Cli { global, verb: Verb::Agent(options) };
@@ -73,6 +77,10 @@ fn run(global: Global, verb: Verb) -> Result<Exit, Error> {
             return commands::agent::boot(options);
         }
         Verb::AgentCheck(options) => return commands::agent::check(options),
+        Verb::AgentFront(options) => {
+            log(level);
+            return commands::front::on_machine(options);
+        }
         Verb::AgentFollow(options) => {
             log(level);
             return commands::agent::follow(options);
@@ -138,6 +146,7 @@ async fn perform(context: Context, verb: Verb) -> Result<Exit, Error> {
         Verb::AgentBoot(options) => commands::agent::boot(options),
         Verb::AgentCheck(options) => commands::agent::check(options),
         Verb::AgentFollow(options) => commands::agent::follow(options),
+        Verb::AgentFront(options) => commands::front::on_machine(options),
     }
 }
 
@@ -159,7 +168,7 @@ fn named_home(global: &Global) -> Result<Home, Error> {
     })
 }
 
-/// Only our own crates tell details: what libraries log may hold what travels through them.
+/// Only our own crates log details: what libraries log may hold what travels through them.
 fn log(level: LevelFilter) {
     let ours = ["quorate", "quorate_agent", "quorate_control", "quorate_discovery", "quorate_etcd", "quorate_front"]
         .map(|of| (of, level));

@@ -147,7 +147,7 @@ impl Reviewed {
                     self.path.display(),
                     left_out.cluster
                 ),
-                "name what the plan was made of, or choose clusters with --cluster",
+                "pass what the plan was made from, or choose clusters with --cluster",
             )),
         }
     }

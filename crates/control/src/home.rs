@@ -123,6 +123,11 @@ impl Home {
         quorate_providers::provider(ledger, &self.directories())
     }
 
+    /// The same for a command that shows clusters and changes nothing.
+    pub fn observer(&self, ledger: &Ledger) -> Rc<dyn Provider> {
+        quorate_providers::observer(ledger, &self.directories())
+    }
+
     /// etcd programs, shared by all machines here.
     pub fn programs(&self) -> PathBuf {
         self.root.join("cache").join("etcd")

@@ -184,7 +184,7 @@ impl Keys {
         }
     }
 
-    /// The keys to write with. The first is made here, unless something needs one that is gone: `needed` tells what.
+    /// The keys to write with. The first is made here, unless something needs one that is lost: `needed` says what.
     pub(crate) fn ring_to_write(&self, needed: impl FnOnce() -> Option<String>) -> Result<Arc<Ring>, KeyError> {
         if let Some(ring) = self.ring()? {
             return Ok(ring);

@@ -16,8 +16,8 @@ use crate::kinds::etcd::JwtKeys;
 use crate::kinds::etcd::spec::TokenKind;
 use crate::kinds::{self, etcd, postgres};
 use crate::model::{
-    Authorities, Brought, CertificateWish, Desired, DesiredMember, Destruction, FormedWith, Ledger, MemberName,
-    MemberRecord, NodeConfig, Opening, Plane, PlaneWish, Program, Revocable, SecretKind,
+    Authorities, Brought, CertificateWish, Desired, DesiredMember, Destruction, FixtureId, FormedWith, Ledger,
+    MemberName, MemberRecord, NodeConfig, Opening, Plane, PlaneWish, Program, Revocable, SecretKind,
 };
 use crate::spec::{self, Change, ClusterSpec, MemberSpec, Millis};
 
@@ -43,6 +43,7 @@ pub struct Configs {
     peer_lists: BTreeMap<String, String>,
     listed: BTreeSet<IpAddr>,
     proxies: BTreeSet<IpAddr>,
+    fronted: BTreeMap<MemberName, IpAddr>,
     /// What differs from the spec before: in the reasons of steps, no more.
     pub(crate) changes: Vec<Change>,
 }
@@ -58,10 +59,15 @@ struct Rendered {
 impl Configs {
     fn render(spec: &ClusterSpec, ledger: &Ledger, brought: &Brought, arch: &str) -> Self {
         let neighbours = host::neighbours(spec, ledger);
+        let proxied = match spec.kind {
+            // Members come to each other as clients where they have fronts.
+            spec::Kind::Etcd => spec.kind.proxied_addresses(spec, ledger),
+            spec::Kind::Postgres => ledger.proxy_addresses(spec),
+        };
         let rendered = spec.members.iter().map(|member| {
             let mut config = spec.kind.node_config(spec, ledger, member, brought, arch);
             config.host = host::config(spec, member, brought, &neighbours).map(Box::new);
-            host::let_proxies_in(&mut config, &ledger.proxy_addresses(spec));
+            host::let_proxies_in(&mut config, &proxied);
             let digest = config.digest();
             let service_digest = config.service_digests().remove(spec.kind.service()).unwrap_or_default();
             let etcd_version = spec.etcd.version.to_string();
@@ -95,6 +101,7 @@ impl Configs {
             peer_lists: ledger.issued.peer_lists.clone(),
             listed: host::listed(ledger),
             proxies: ledger.proxy_addresses(spec),
+            fronted: etcd::front::servers(ledger),
             changes,
         }
     }
@@ -115,6 +122,7 @@ impl Configs {
             && self.peer_lists == ledger.issued.peer_lists
             && self.listed == host::listed(ledger)
             && self.proxies == ledger.proxy_addresses(spec)
+            && self.fronted == etcd::front::servers(ledger)
     }
 }
 
@@ -179,6 +187,8 @@ impl Wish<'_> {
             members,
             proxies: spec.proxies().map(proxy).collect(),
             known_proxies: ledger.members.iter().filter_map(known).collect(),
+            fixtures: spec.provider.settings().fixtures(spec),
+            known_fixtures: ledger.fixtures.0.keys().cloned().collect(),
             certificates: certificates(spec, ledger, brought),
             revocable: revocable(spec, ledger),
             changes: configs.changes.clone(),
@@ -256,10 +266,19 @@ fn member(spec: &ClusterSpec, ledger: &Ledger, member: &MemberSpec, configs: &Co
         place: spec.provider.settings().place(member),
         build: spec.provider.settings().build(member),
         data: spec.provider.settings().kept_data(member),
+        names: names(spec, ledger, member),
         renewing: record.renewing,
         join_failed: record.join_failed,
         reboot: record.reboot,
     }
+}
+
+/// Names under which clients come to a member: those of the spec, and those that the provider gave to what leads to it.
+fn names(spec: &ClusterSpec, ledger: &Ledger, member: &MemberSpec) -> BTreeSet<String> {
+    let wanted: BTreeSet<FixtureId> = spec.provider.settings().fixtures(spec).into_iter().map(|wish| wish.id).collect();
+    let known = ledger.fixtures.0.iter().filter(|(id, _)| wanted.contains(id));
+    let given = known.flat_map(|(_, record)| record.names.iter().cloned());
+    given.chain(spec.provider.settings().names(spec, member)).collect()
 }
 
 /// Where users log in with certificates that are signed here. In a cluster whose peers share the CA of clients, the list
@@ -321,12 +340,13 @@ fn certificates(spec: &ClusterSpec, ledger: &Ledger, brought: &Brought) -> Certi
         peer: ledger.authorities.peer.as_ref().and_then(plane),
         organization: spec.tls.organization.clone(),
         extra_sans: spec.tls.extra_sans.iter().map(ToString::to_string).collect(),
-        proxied: postgres::desire::proxied_addresses(spec, ledger),
+        proxied: spec.kind.proxied_addresses(spec, ledger),
         validity: hours(spec.tls.leaf_validity),
         renew_before: hours(spec.tls.renew_before()),
         brought_authority: brought.authority.clone(),
         root: spec.kind == spec::Kind::Etcd && spec.etcd.client_auth.asks_for_certificates(),
         health: wants_health(spec),
+        fronts: etcd::front::with_certificates(spec, ledger),
         brought: brought.members.clone(),
         brought_root: brought.root.clone(),
     }

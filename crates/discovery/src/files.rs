@@ -116,7 +116,7 @@ impl Files {
         })))
     }
 
-    /// Carries a change through, even if whoever asked for it has gone: memory and disk must not differ.
+    /// Carries a change through, even if the client that requested it is gone: memory and disk must not differ.
     async fn change<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Inner) -> Result<T, StoreError> + Send + 'static,

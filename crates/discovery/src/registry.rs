@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 /// Clusters of more voters are slower and tolerate hardly more; etcd recommends at most 7.
 pub const MAX_SIZE: u16 = 31;
 pub const DEFAULT_SIZE: u16 = 3;
-/// How many members beyond the size may register. They came at the same moment as others, and etcd itself tells them that the cluster
+/// How many members beyond the size may register. They came at the same moment as others, and etcd itself reports to them that the cluster
 /// is full.
 pub const SURPLUS: usize = 8;
 /// Enough for a name and a few URLs.

@@ -317,7 +317,7 @@ async fn converse(
     };
     let stream = timeout(HANDSHAKE, tls.accept(stream))
         .await
-        .map_err(|_| String::from("no TLS handshake in time"))?
+        .map_err(|_| String::from("TLS handshake timed out"))?
         .map_err(|error| error.to_string())?;
     match stream.get_ref().1.alpn_protocol() == Some(b"h2") {
         true => http2(service, stream, from).await,

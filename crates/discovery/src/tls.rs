@@ -92,7 +92,7 @@ impl Tls {
         };
         if is_due {
             let made = self.source.make()?;
-            tracing::info!(not_after = %made.not_after, "the service shows a new certificate");
+            tracing::info!(not_after = %made.not_after, "the service presents a new certificate");
             *self.shown() = made;
         }
         Ok(())

@@ -172,7 +172,7 @@ pub fn route(method: &str, path: &str, query: &str) -> Result<Request, ApiError>
 fn size(query: &str) -> Result<u16, ApiError> {
     let Some((_, size)) = parse(query.as_bytes()).find(|(name, _)| name == "size") else { return Ok(DEFAULT_SIZE) };
     let size = size.parse().ok().filter(|size| (1..=MAX_SIZE).contains(size));
-    size.ok_or_else(|| ApiError::invalid(format!("size is expected to be a whole number from 1 to {MAX_SIZE}")))
+    size.ok_or_else(|| ApiError::invalid(format!("size must be a whole number from 1 to {MAX_SIZE}")))
 }
 
 fn reading(query: &str, token: Token, id: Option<MemberId>) -> Result<Request, ApiError> {
@@ -211,13 +211,13 @@ fn flag(name: &str, value: &str) -> Result<bool, ApiError> {
     match value {
         "true" | "1" => Ok(true),
         "false" | "0" | "" => Ok(false),
-        _ => Err(ApiError::invalid(format!("{name} is expected to be true or false"))),
+        _ => Err(ApiError::invalid(format!("{name} must be true or false"))),
     }
 }
 
 fn index(value: &str) -> Result<u64, ApiError> {
     let refuse = |_| {
-        let cause = "waitIndex is expected to be a whole number";
+        let cause = "waitIndex must be a whole number";
         ApiError::new(400, code::INDEX_NOT_A_NUMBER, "The given index in POST form is not a number", cause)
     };
     value.parse().map_err(refuse)

@@ -291,7 +291,7 @@ fn conclude(judged: Judged<'_>) -> Verdict {
     let measures = measure::measure(&judged.answers, &judged.delays);
     let mut problems: Vec<String> = broken.iter().map(|(rule, v)| format!("{rule}: {}", v.text)).collect();
     let missed = checks.iter().filter(|c| !c.passed);
-    problems.extend(missed.map(|c| format!("not so in the end: {}: {}", c.check, c.found)));
+    problems.extend(missed.map(|c| format!("not so in the final state: {}: {}", c.check, c.found)));
     if let (Some(gap), Some(most)) = (measures.longest_write_gap, downtime.longest_gap())
         && gap.seconds() > most.as_secs_f64()
     {

@@ -178,7 +178,7 @@ impl Machine {
         fs::remove_dir_all(&self.directory)
     }
 
-    /// Removes the data and what tells whose it was.
+    /// Removes the data and the stamp that says whose it was.
     pub fn wipe(&self) -> io::Result<()> {
         fs::remove_dir_all(self.data())?;
         match fs::remove_file(self.stamp_file()) {

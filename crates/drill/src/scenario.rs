@@ -75,7 +75,7 @@ impl Downtime {
             Downtime::Election => "seconds, while a leader is elected",
             Downtime::Switchover => "seconds, while PostgreSQL restarts or hands over",
             Downtime::Failover => "until Patroni's lease (`ttl`) has run out and a standby has taken over",
-            Downtime::Outage => "until the member is back: the cluster cannot bridge it",
+            Downtime::Outage => "until the member is back: the cluster cannot tolerate the loss",
         }
     }
 }
@@ -131,7 +131,7 @@ impl Scenario {
         let (target, program) = (self.target_text(), self.program());
         let all = if program == "etcd" { "agent and etcd" } else { "agent, Patroni and PostgreSQL" };
         match (self.fault, self.target) {
-            (None, _) => String::from("nothing fails: only the traffic, and the change that is given"),
+            (None, _) => String::from("nothing fails: only the traffic, and the change of --during"),
             (Some(Fault::Kill), Target::Controller) => {
                 String::from("the controller is killed before and after each step, and run again")
             }

@@ -1,5 +1,5 @@
-//! What the ledger says of the cluster behind the front, and the certificates that follow from it. Exchanged as a whole when the ledger
-//! changes, and before a certificate ends.
+//! What is known of the cluster behind the front, from its ledger or, on a machine of the cluster, from what the agent was told; and the
+//! certificates that follow from it. Exchanged as a whole when that changes, and before a certificate ends.
 
 use std::collections::HashSet;
 use std::net::IpAddr;
@@ -8,6 +8,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use quorate_control::kinds::etcd::clients::{ClientError, Issued};
 use quorate_control::kinds::etcd::front;
+use quorate_core::kinds::etcd::front::Told;
 use quorate_core::kinds::etcd::spec::ClientAuth;
 use quorate_core::model::Ledger;
 use rustls::crypto::ring;
@@ -31,7 +32,12 @@ fn tls(error: impl ToString) -> BehindError {
 }
 
 pub struct Behind {
-    pub ledger: Ledger,
+    /// The name of the cluster.
+    pub cluster: String,
+    /// `None` on a machine of the cluster, which has no key of a CA: nobody can be acted for by certificate there.
+    pub ledger: Option<Ledger>,
+    client_auth: ClientAuth,
+    authenticates: bool,
     pub ca: String,
     /// What the front connects to members with.
     pub identity: Option<(String, String)>,
@@ -41,7 +47,7 @@ pub struct Behind {
     pub rest: Option<Arc<ServerConfig>>,
     /// For connections of the front to members.
     pub to_members: Arc<ClientConfig>,
-    /// What the front shows to clients.
+    /// What the front shows to clients, made here. On a machine the controller renews it.
     shown: Option<Issued>,
     made: Timestamp,
 }
@@ -74,8 +80,40 @@ impl Behind {
                 (Timestamp::now(), shown, identity, to_members)
             }
         };
-        let rest = shown.as_ref().map(|shown| server(&ledger, shown)).transpose()?.map(Arc::new);
-        Ok(Behind { ca, identity, refused, rest, to_members, shown, made, ledger })
+        let crl = ledger.issued.client_crl.as_deref();
+        let rest = shown.clone().map(|shown| server(&ca, crl, &pair(shown))).transpose()?.map(Arc::new);
+        let (cluster, client_auth) = (ledger.spec.name.to_string(), ledger.spec.etcd.client_auth);
+        let (authenticates, ledger) = (ledger.spec.auth.bootstrap, Some(ledger));
+        Ok(Behind { cluster, ledger, client_auth, authenticates, ca, identity, refused, rest, to_members, shown, made })
+    }
+
+    /// On a machine of the cluster: with what its agent was told, and the certificate and key that it was given, if it was.
+    pub fn on_machine(
+        told: &Told,
+        given: Option<(String, String)>,
+        before: Option<&Behind>,
+    ) -> Result<Self, BehindError> {
+        let ca = told.ca.clone().unwrap_or_default();
+        let identity = given.clone().filter(|_| told.client_auth.asks_for_certificates());
+        let same = |before: &&Behind| (&before.ca, &before.identity) == (&ca, &identity);
+        let to_members = match before.filter(same) {
+            Some(before) => before.to_members.clone(),
+            None => Arc::new(client(&ca, identity.as_ref())?),
+        };
+        let rest = given.map(|given| server(&ca, told.crl.as_deref(), &given)).transpose()?.map(Arc::new);
+        Ok(Behind {
+            cluster: told.cluster.clone(),
+            ledger: None,
+            client_auth: told.client_auth,
+            authenticates: told.authenticates,
+            ca,
+            identity,
+            refused: told.refused.iter().cloned().collect(),
+            rest,
+            to_members,
+            shown: None,
+            made: Timestamp::now(),
+        })
     }
 
     /// Whether members must be connected to again, because the front shows them another certificate.
@@ -95,12 +133,17 @@ impl Behind {
     }
 
     pub fn client_auth(&self) -> ClientAuth {
-        self.ledger.spec.etcd.client_auth
+        self.client_auth
+    }
+
+    /// Whether it can act for users who have shown a certificate.
+    pub fn acts_for_users(&self) -> bool {
+        self.ledger.is_some()
     }
 
     /// Whether etcd asks who somebody is.
     pub fn authenticates(&self) -> bool {
-        self.ledger.spec.auth.bootstrap
+        self.authenticates
     }
 }
 
@@ -126,23 +169,21 @@ fn roots(ca: &str) -> Result<RootCertStore, BehindError> {
 }
 
 /// A client need not show a certificate. One that is shown must be signed by the CA and not be revoked.
-fn server(ledger: &Ledger, issued: &Issued) -> Result<ServerConfig, BehindError> {
+fn server(ca: &str, crl: Option<&str>, (chain, private): &(String, String)) -> Result<ServerConfig, BehindError> {
     let provider = Arc::new(ring::default_provider());
-    let authority = ledger.authorities.client.as_ref().map_or("", |authority| authority.certificate.as_str());
-    let mut verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots(authority)?), provider.clone());
-    if let Some(list) = ledger.issued.client_crl.as_deref().and_then(from_hex) {
+    let mut verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots(ca)?), provider.clone());
+    if let Some(list) = crl.and_then(from_hex) {
         verifier = verifier
             .with_crls([CertificateRevocationListDer::from(list)])
             .only_check_end_entity_revocation()
             .allow_unknown_revocation_status();
     }
     let verifier = verifier.allow_unauthenticated().build().map_err(tls)?;
-    let shown = issued.key.as_ref().map_or("", |key| key.expose());
     let mut config = ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map_err(tls)?
         .with_client_cert_verifier(verifier)
-        .with_single_cert(certificates(&issued.certificate)?, key(shown)?)
+        .with_single_cert(certificates(chain)?, key(private)?)
         .map_err(tls)?;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     // A resumed session would skip the look at the list.

@@ -29,7 +29,7 @@ pub enum Hello {
 pub enum HelloError {
     #[error("no TLS hello in {} s", PATIENCE.as_secs())]
     Slow,
-    #[error("the connection was closed without a word")]
+    #[error("the connection was closed before anything was sent")]
     Silent,
     #[error("the TLS hello is longer than {LONGEST} bytes")]
     Long,

@@ -7,6 +7,7 @@
 mod behind;
 mod gateway;
 mod hello;
+mod machine;
 mod members;
 mod outgoing;
 mod places;
@@ -17,6 +18,7 @@ mod who;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -34,6 +36,7 @@ use tokio_rustls::TlsConnector;
 
 use behind::Behind;
 pub use behind::BehindError;
+pub use machine::{MachineOptions, run_on_machine};
 use members::Members;
 use places::Places;
 use rest::Rest;
@@ -62,6 +65,8 @@ pub enum FrontError {
     NoLedger(String),
     #[error("the members cannot be connected to")]
     Etcd(#[from] quorate_etcd::Error),
+    #[error("{} cannot be read", path.display())]
+    Read { path: PathBuf, source: io::Error },
     #[error("cannot listen at {address}")]
     Listen { address: SocketAddr, source: io::Error },
 }
@@ -134,8 +139,8 @@ pub async fn run(
     let (dns, addresses) = split(&options.hosts);
     let mut stops = Stops::new(home, &options.cluster);
     let ledger = home.store(&options.cluster).read()?.ok_or_else(|| FrontError::NoLedger(options.cluster.clone()))?;
+    let places = front::places(home, &ledger).await?;
     let behind = Behind::new(ledger, &dns, &addresses, None)?;
-    let places = front::places(home, &behind.ledger).await?;
     if places.is_empty() {
         return Err(ClientError::NoMachines(options.cluster.clone()).into());
     }
@@ -198,6 +203,17 @@ fn split(hosts: &[String]) -> (Vec<String>, Vec<IpAddr>) {
 }
 
 impl Shared {
+    /// Every second: what members that do not answer and statistics need.
+    fn keep_up(&self) {
+        self.members.let_go();
+        for member in &*self.members.all() {
+            let health = member.health();
+            if health.id != 0 {
+                self.rest.keys.probed(health.id, health.took);
+            }
+        }
+    }
+
     async fn first_probes(&self) {
         let until = Instant::now() + FIRST_PROBE;
         let is_known = |member: &Arc<members::Member>| {
@@ -244,7 +260,7 @@ async fn follow(
     mut places: Vec<Place>,
 ) -> std::convert::Infallible {
     let (dns, addresses) = split(&options.hosts);
-    let mut version = shared.behind().ledger.version;
+    let mut version = shared.behind().ledger.as_ref().map_or(0, |ledger| ledger.version);
     let start = Instant::now();
     let (mut ledger_at, mut machines_at, mut changed_at) = (start, start, None::<Instant>);
     let mut trouble = Trouble::default();
@@ -258,20 +274,14 @@ async fn follow(
             continue;
         }
         ledger_at = Instant::now();
-        shared.members.let_go();
-        for member in &*shared.members.all() {
-            let health = member.health();
-            if health.id != 0 {
-                shared.rest.keys.probed(health.id, health.took);
-            }
-        }
+        shared.keep_up();
         let known = shared.behind();
         let newest = front::version(home, &options.cluster);
         let is_new = matches!(newest, Ok(Some(newest)) if newest != version);
         if is_new || !matches!(newest, Ok(Some(_))) || known.is_old() {
             match renew(home, options, &dns, &addresses, &known) {
                 Ok(behind) => {
-                    version = behind.ledger.version;
+                    version = behind.ledger.as_ref().map_or(0, |ledger| ledger.version);
                     changed_at = Some(Instant::now());
                     trouble.over();
                     take_up(shared, &places, behind, &known, &mut trouble);
@@ -279,8 +289,8 @@ async fn follow(
                 Err(error) => {
                     trouble.say("the ledger cannot be read; what was known stays in force", &with_causes(&error));
                     // Certificates are renewed all the same.
-                    if known.is_old()
-                        && let Ok(behind) = Behind::new(known.ledger.clone(), &dns, &addresses, Some(&known))
+                    if let (true, Some(ledger)) = (known.is_old(), known.ledger.clone())
+                        && let Ok(behind) = Behind::new(ledger, &dns, &addresses, Some(&known))
                     {
                         take_up(shared, &places, behind, &known, &mut trouble);
                     }
@@ -291,7 +301,8 @@ async fn follow(
         if machines_at.elapsed() >= pause {
             machines_at = Instant::now();
             let behind = shared.behind();
-            match front::places(home, &behind.ledger).await {
+            let Some(ledger) = &behind.ledger else { continue };
+            match front::places(home, ledger).await {
                 // A provider that lists nothing for a moment is not followed.
                 Ok(found) if !found.is_empty() && found != places => {
                     places = found;
@@ -309,7 +320,7 @@ fn take_up(shared: &Shared, places: &[Place], behind: Behind, known: &Behind, tr
     let renews = behind.renews(known);
     *shared.behind.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(behind);
     if renews {
-        tracing::info!("the front shows new certificates");
+        tracing::info!("the front presents new certificates");
         let behind = shared.behind();
         let updated = shared.members.update(places, &behind.ca, behind.identity.as_ref(), true);
         updated.unwrap_or_else(|error| trouble.say("members cannot be connected to", &with_causes(&error)));

@@ -18,7 +18,7 @@ use tokio::time::timeout;
 use tokio_rustls::StartHandshake;
 
 use crate::Shared;
-use crate::hello::{self, Hello};
+use crate::hello::{self, Hello, HelloError};
 use crate::relay;
 use crate::rest::{self, Peer};
 use crate::who::Shown;
@@ -58,7 +58,11 @@ fn prepare(stream: &TcpStream) {
 
 /// Finds out what a client wants, and gives it a place.
 async fn admit(shared: Arc<Shared>, stream: TcpStream, from: SocketAddr, refused: Refused) -> Result<(), String> {
-    let hello = hello::read(&stream).await.map_err(|error| error.to_string())?;
+    let hello = match hello::read(&stream).await {
+        // A check of health by somebody who only connects, such as the agent of this machine.
+        Err(HelloError::Silent) => return Ok(()),
+        hello => hello.map_err(|error| error.to_string())?,
+    };
     let place = shared.places.take(from.ip())?;
     let work: std::pin::Pin<Box<dyn Future<Output = Result<(), String>> + Send>> = match hello {
         Hello::Grpc(read) => Box::pin(pass(shared.clone(), stream, read)),
@@ -123,10 +127,10 @@ async fn pass(shared: Arc<Shared>, stream: TcpStream, read: Vec<u8>) -> Result<(
 
 async fn tls(shared: Arc<Shared>, stream: TcpStream, from: SocketAddr, accepted: Accepted) -> Result<(), String> {
     let Some(config) = shared.behind().rest.clone() else {
-        return Err(String::from("REST is not served: the key of the CA is not here"));
+        return Err(String::from("REST is not served: this front has no certificate for it"));
     };
     let stream = timeout(hello::PATIENCE, StartHandshake::from_parts(accepted, stream).into_stream(config)).await;
-    let stream = stream.map_err(|_| String::from("no TLS handshake in time"))?.map_err(|error| error.to_string())?;
+    let stream = stream.map_err(|_| String::from("TLS handshake timed out"))?.map_err(|error| error.to_string())?;
     let shown = match stream.get_ref().1.peer_certificates().and_then(<[_]>::first) {
         None => None,
         Some(leaf) => Some(Shown::from_der(leaf).ok_or("the client's certificate cannot be read")?),

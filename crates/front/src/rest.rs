@@ -118,7 +118,7 @@ pub async fn answer(shared: Arc<Shared>, peer: &Peer, request: Request<Incoming>
         };
         let mut answer = json_answer(status, &gateway::error(code, &why));
         if status == 401 {
-            let name = shared.behind().ledger.spec.name.to_string();
+            let name = &shared.behind().cluster;
             let realm = format!("Basic realm=\"{name}\", charset=\"UTF-8\"").parse();
             if let Ok(realm) = realm {
                 answer.headers_mut().insert(header::WWW_AUTHENTICATE, realm);

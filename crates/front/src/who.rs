@@ -1,4 +1,4 @@
-//! Who sends a request: somebody with a password, with a token of etcd's, or with a client certificate, and as whom etcd is asked then.
+//! Who sends a request: somebody with a password, with a token of etcd, or with a client certificate, and as whom etcd is asked then.
 //! The front itself has no rights: what it sends to etcd carries the proof that its client brought, or a certificate of the user whose
 //! certificate it has verified.
 
@@ -76,7 +76,7 @@ pub fn who(behind: &Behind, shown: Option<&Shown>, headers: &HeaderMap, for_logi
         ClientAuth::Password => false,
     };
     if needs_certificate && shown.is_none() {
-        return denied(401, "this cluster serves only clients that show a certificate of its CA");
+        return denied(401, "this cluster serves only clients that present a certificate of its CA");
     }
     let mut given = headers.get_all(AUTHORIZATION).iter();
     let (first, second) = (given.next(), given.next());
@@ -92,9 +92,16 @@ pub fn who(behind: &Behind, shown: Option<&Shown>, headers: &HeaderMap, for_logi
             403,
             "the front does not act as root by certificate; connect with gRPC (etcdctl), or use a certificate of another user",
         ),
+        Some(user) if user != "root" && !behind.acts_for_users() => denied(
+            403,
+            format!(
+                "a front on a machine of the cluster has no key of its CA, so it cannot act as {user} by certificate; log in with user and \
+                 password, connect with gRPC (etcdctl), or run `quorate front` where the ledger is"
+            ),
+        ),
         Some(user) if user != "root" => Ok(Who::User(user)),
         _ if behind.authenticates() && !for_login => {
-            denied(401, "a login is needed: a client certificate, user and password (HTTP basic), or a token of etcd's")
+            denied(401, "a login is needed: a client certificate, user and password (HTTP basic), or a token of etcd")
         }
         _ => Ok(Who::Nobody),
     }
@@ -115,7 +122,7 @@ fn login(header: &HeaderValue) -> Result<Who, Denied> {
     }
     let token = if scheme.eq_ignore_ascii_case("bearer") { rest.trim() } else { text };
     match token.is_empty() || token.contains(|c: char| !c.is_ascii_graphic()) {
-        true => denied(400, "the Authorization header holds neither `Basic` nor a token of etcd's"),
+        true => denied(400, "the Authorization header holds neither `Basic` nor a token of etcd"),
         false => Ok(Who::Token(token.to_owned())),
     }
 }
@@ -158,10 +165,11 @@ impl Clients {
                 self.kept(key, || Ok(member.client.with_login(login.clone())))
             }
             Who::User(user) => {
-                let of = behind.ledger.authorities.client.as_ref().map(|a| a.key_id.clone()).unwrap_or_default();
+                let Some(ledger) = &behind.ledger else { return denied(403, "this front cannot act by certificate") };
+                let of = ledger.authorities.client.as_ref().map(|a| a.key_id.clone()).unwrap_or_default();
                 let key = Key { member: place, user: user.clone(), digest: String::new(), of };
                 self.kept(key, || {
-                    let issued = front::user_certificate(&behind.ledger, user);
+                    let issued = front::user_certificate(ledger, user);
                     let identity = Some(pair(issued.map_err(|error| (403, error.to_string()))?));
                     let options = ConnectOptions { identity, ..member.options(&behind.ca) };
                     Client::connect(options).map_err(|error| (500, error.to_string()))

@@ -2,7 +2,7 @@
 //!
 //! A write of this library either puts nodes or removes one. A removal also writes the log of the node's directory in the
 //! same transaction, so a node that was deleted without it has expired, was below a directory that was removed, or was left from one that
-//! had expired: what etcd holds at that revision and the one before tells which.
+//! had expired: what etcd holds at that revision and the one before shows which.
 
 use quorate_etcd::{Change, Event};
 

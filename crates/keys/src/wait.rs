@@ -159,7 +159,7 @@ fn is_passing(error: &Error) -> bool {
     )
 }
 
-/// The revision of now, and whether a directory on the way may expire.
+/// The current revision, and whether a directory on the way may expire.
 async fn look(client: &Client, layout: &Layout, path: &Path) -> Result<(i64, bool), Refusal> {
     let mut then: Vec<Op> = path.ancestors().iter().map(|directory| plan::get(layout.node(directory))).collect();
     if then.is_empty() {

@@ -28,14 +28,16 @@ use quorate_agent::api::{LogOf, Seed};
 pub use quorate_agent::dial::Dial;
 use quorate_core::Secret;
 pub use quorate_core::model::Data;
-use quorate_core::model::{Ledger, MachineId, MachineSeen, MemberName};
+use quorate_core::model::{FixtureId, FixtureSeen, Ledger, MachineId, MachineSeen, MemberName};
 use quorate_core::spec;
 
 pub use aws::{Aws, AwsError};
 pub use incus::{Image, Imported, Incus, IncusError, import as import_image};
 pub use libvirt::{Libvirt, LibvirtError};
 pub use local::{Local, is_controllers_alone, mark, netns};
-pub use openstack::{Openstack, OpenstackError};
+#[doc(hidden)]
+pub use openstack::upload_with as upload_image_with;
+pub use openstack::{Openstack, OpenstackError, Upload, Uploaded, upload as upload_image};
 
 /// What a provider of one cluster's machines must be able to do. Every call may be repeated without harm.
 #[async_trait(?Send)]
@@ -70,6 +72,27 @@ pub trait Provider {
 
     /// Removes a machine. Where data `Stays`, it is kept for the member's next one.
     async fn destroy(&self, machine: &MachineId, data: Data) -> Result<(), ProviderError>;
+
+    /// What there is besides machines: of this cluster, and what is in the way of what it should have. Providers that have nothing of the
+    /// kind find nothing.
+    async fn fixtures(&self) -> Result<Vec<FixtureSeen>, ProviderError> {
+        Ok(Vec::new())
+    }
+
+    /// Makes a fixture that the spec has, or puts it right. It leads to these members from then on, or, where there are none and the spec
+    /// says so, to another fixture. What is not this cluster's is refused.
+    async fn put_fixture(
+        &self,
+        fixture: &FixtureId,
+        _leads_to: &BTreeMap<MemberName, IpAddr>,
+    ) -> Result<(), ProviderError> {
+        Err(ProviderError::NoSuchFixture { fixture: fixture.clone() })
+    }
+
+    /// Removes a fixture, if it is there and this cluster's.
+    async fn drop_fixture(&self, _fixture: &FixtureId) -> Result<(), ProviderError> {
+        Ok(())
+    }
 
     /// The end of a machine's console, for people: all that there is to see of one whose agent never answers.
     async fn console(&self, machine: &MachineId) -> Result<String, ProviderError>;
@@ -143,6 +166,8 @@ pub enum ProviderError {
     NotOurs { path: PathBuf, found: String },
     #[error("there is no machine {machine} in cluster {cluster}")]
     NoSuchMachine { cluster: String, machine: String },
+    #[error("this provider makes nothing such as {fixture}")]
+    NoSuchFixture { fixture: FixtureId },
     #[error("the agent of {member} did not come up; its log ends with: {last_words}")]
     AgentDied { member: MemberName, last_words: String },
     #[error("`network: netns` needs {what}")]
@@ -191,6 +216,14 @@ pub fn provider(ledger: &Ledger, directories: &Directories) -> Rc<dyn Provider> 
         spec::Provider::Incus(settings) => Rc::new(Incus::new(ledger, settings)),
         spec::Provider::Openstack(settings) => Rc::new(Openstack::new(ledger, settings)),
         spec::Provider::Aws(settings) => Rc::new(Aws::new(ledger, settings)),
+    }
+}
+
+/// The same for a command that only shows clusters, one after the other, and does nothing with what it sees.
+pub fn observer(ledger: &Ledger, directories: &Directories) -> Rc<dyn Provider> {
+    match &ledger.spec.provider {
+        spec::Provider::Openstack(settings) => Rc::new(Openstack::new(ledger, settings).only_looking()),
+        _ => provider(ledger, directories),
     }
 }
 

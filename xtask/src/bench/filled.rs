@@ -228,7 +228,7 @@ fn spec(version: Version, program: &Path, endpoint: &str, recipient: &str) -> St
 pub struct Writing(Child);
 
 impl Writing {
-    /// Ends them, and tells how their writes went.
+    /// Ends them, and returns how their writes went.
     pub fn end(self) -> Result<Latency> {
         // Waiting closes their input, which is their sign to end.
         let output = self.0.wait_with_output().context("the writers are gone")?;

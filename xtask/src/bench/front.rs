@@ -1,4 +1,4 @@
-//! `cargo xtask bench front`: what the front costs clients of gRPC, beside HAProxy that passes TCP through and beside direct connections
+//! `cargo xtask bench front`: what the front costs clients of gRPC, compared with HAProxy that passes TCP through and with direct connections
 //! to the members; and what idle connections cost the front. The three take turns on one cluster, so that whatever else the machine does
 //! meets all of them.
 

@@ -28,7 +28,7 @@ const LOOK: Duration = Duration::from_millis(50);
 pub struct Ground<'a> {
     lab: &'a Lab,
     program: PathBuf,
-    /// Directories of programs that the clusters need beside etcd.
+    /// Directories of programs that the clusters need besides etcd.
     programs: Vec<PathBuf>,
     directory: PathBuf,
     kept: PathBuf,
@@ -153,7 +153,7 @@ impl Place<'_> {
         self.path("home")
     }
 
-    /// Copies what tells of the cell: the spec, what was said, reports, the agents' and etcd's logs.
+    /// Copies what documents the cell: the spec, what was said, reports, the agents' and etcd's logs.
     fn keep(&self, kept: &Path) -> Result<()> {
         remove(kept)?;
         copy_texts(&self.directory, kept).with_context(|| format!("cannot keep {}", kept.display()))

@@ -1,6 +1,8 @@
 //! moto's server in place of AWS: it knows the calls of EC2 and Systems Manager and keeps records of what they make, in memory. The suite puts
-//! a proxy in front of it that refuses what AWS refuses. For the story of a cluster each instance gets a body, an agent with the instance's
-//! address, so all of it runs in separate namespaces. With it comes Ignition's own validator, built from its Go modules.
+//! a proxy in front of it that refuses what AWS refuses. For the stories of clusters each instance gets a body with the instance's address: an
+//! agent, or a whole system that cloud-init, Ignition's own binary or quorate itself configures. So all of it runs in separate namespaces.
+
+mod tools;
 
 use std::fs;
 use std::net::{TcpListener, TcpStream};
@@ -10,24 +12,38 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use crate::etcd::{
-    self,
-    go::{CERTIFICATES, Module},
-};
+use crate::etcd;
 use crate::host;
 use crate::lab::Lab;
 use crate::test::build;
 
-const MOTO: &str = "5.2.5";
-const IGNITION: &str = "2.27.0";
+/// Of all these instances, in control groups that are in no namespace.
+const BODIES: &str = "quorate-ec2-";
+/// The story of the core.
+const STORY: &str = "aws::ec2_runs";
+/// What the core of the suite leaves out: the same again for every call that there is, and what changes so much that moto takes long.
+const LONG: [&str; 10] = [
+    "every_call_fails_once",
+    "a_crash_while",
+    "_vpc",
+    "zone",
+    "groups_",
+    "rules_and_interfaces",
+    "images_are_found",
+    "what_an_instance_is_made_of",
+    "what_aws_does_not_have",
+    "an_instance_that_aws_stopped",
+];
 /// Where the suites find the server, the Python that it runs in, and the validator.
 const SERVER_VARIABLE: &str = "QUORATE_LAB_AWS";
 const PYTHON_VARIABLE: &str = "QUORATE_LAB_AWS_PYTHON";
 const VALIDATOR_VARIABLE: &str = "QUORATE_LAB_IGNITION_VALIDATE";
-/// And the story what asks the server.
+/// And the stories what asks the server.
 const BODIES_VARIABLE: &str = "QUORATE_LAB_AWS_BODIES";
-/// Says to what runs inside where moto is.
+/// Say to what runs inside where its files are, where moto is, and what whole systems need.
+const PLACE_VARIABLE: &str = "QUORATE_LAB_AWS_PLACE";
 const MOTO_VARIABLE: &str = "QUORATE_LAB_MOTO";
+const TOOLS_VARIABLE: &str = "QUORATE_LAB_AWS_TOOLS";
 /// How long the server may take to answer.
 const STARTING: Duration = Duration::from_secs(120);
 
@@ -35,37 +51,44 @@ const STARTING: Duration = Duration::from_secs(120);
 pub struct Options {
     /// Run only what has this in its name
     filter: Option<String>,
+    /// Run the quick part of the conformance suite, and the story on bodies that are agents
+    #[arg(long, conflicts_with_all = ["filter", "run"])]
+    core: bool,
     /// Run this command of a shell next to the server, and no suite
     #[arg(long, value_name = "COMMAND", conflicts_with = "filter")]
     run: Option<String>,
-}
-
-/// What was installed.
-pub struct Programs {
-    /// moto's environment.
-    moto: PathBuf,
-    validator: PathBuf,
 }
 
 impl Options {
     /// The same in words of the command line.
     fn words(&self) -> impl Iterator<Item = &str> {
         let run = self.run.as_deref().map(|command| ["--run", command]);
-        self.filter.as_deref().into_iter().chain(run.into_iter().flatten())
+        self.filter.as_deref().into_iter().chain(run.into_iter().flatten()).chain(self.core.then_some("--core"))
+    }
+
+    /// Whether instances that are whole systems may be wanted.
+    fn has_systems(&self) -> bool {
+        !self.core && self.run.is_none()
     }
 }
 
 pub fn run(lab: &Lab, options: &Options) -> Result<()> {
     let begun = Instant::now();
-    let programs = prepare(lab)?;
+    let programs = prepare(lab, options)?;
     etcd::ensure(lab, false)?;
     build::programs()?;
     eprintln!("prepared in {:.0} s", begun.elapsed().as_secs_f64());
     let words: Vec<&str> = ["lab", "aws", "--inside"].into_iter().chain(options.words()).collect();
-    super::enter(&words, |inside| {
-        inside.env("QUORATE_LAB", lab.root()).env(MOTO_VARIABLE, &programs.moto);
+    let place = PathBuf::from(host::read(Command::new("mktemp").arg("-d"))?.trim());
+    let outcome = super::enter(&words, |inside| {
+        inside.env(PLACE_VARIABLE, &place).env("QUORATE_LAB", lab.root()).env(MOTO_VARIABLE, &programs.moto);
         inside.env(VALIDATOR_VARIABLE, &programs.validator);
-    })?;
+        inside.envs(programs.tools.iter().map(|tools| (TOOLS_VARIABLE, tools)));
+    });
+    super::remove_groups(|group| group.starts_with(BODIES));
+    // Only here, where what was mounted below it is not: inside, the files of this machine would be deleted through that.
+    let _ = fs::remove_dir_all(&place);
+    outcome?;
     eprintln!("all of it in {:.0} s", begun.elapsed().as_secs_f64());
     Ok(())
 }
@@ -74,10 +97,8 @@ pub fn run(lab: &Lab, options: &Options) -> Result<()> {
 pub fn inside(lab: &Lab, options: &Options) -> Result<()> {
     let moto = PathBuf::from(std::env::var_os(MOTO_VARIABLE).context("moto's place is not named")?);
     host::run(Command::new("ip").args(["link", "set", "lo", "up"]))?;
-    let place = PathBuf::from(host::read(Command::new("mktemp").arg("-d"))?.trim());
-    let outcome = in_place(lab, options, &moto, &place);
-    let _ = fs::remove_dir_all(&place);
-    outcome
+    let place = PathBuf::from(std::env::var_os(PLACE_VARIABLE).context("the place for files is not named")?);
+    in_place(lab, options, &moto, &place)
 }
 
 fn in_place(lab: &Lab, options: &Options, moto: &Path, place: &Path) -> Result<()> {
@@ -87,6 +108,8 @@ fn in_place(lab: &Lab, options: &Options, moto: &Path, place: &Path) -> Result<(
         Ok::<PathBuf, anyhow::Error>(path)
     };
     let bodies = script("bodies.py", include_str!("aws/bodies.py"))?;
+    script("metadata.py", include_str!("aws/metadata.py"))?;
+    script("guests.py", include_str!("aws/guests.py"))?;
     let server = Server::start(moto, &script("server.py", include_str!("aws/server.py"))?)?;
     let python = moto.join("bin/python");
     let tell = |mut command: Command| {
@@ -99,67 +122,44 @@ fn in_place(lab: &Lab, options: &Options, moto: &Path, place: &Path) -> Result<(
     }
     let filter = options.filter.as_deref().unwrap_or("aws::");
     for label in ["quorate-providers", "quorate-providers::conformance"] {
-        host::run(tell(build::find(label)?.command()).args([filter, "--include-ignored", "--test-threads=3"]))?;
+        let mut suite = tell(build::find(label)?.command());
+        suite.args([filter, "--include-ignored", "--test-threads=3"]);
+        host::run(suite.args(LONG.iter().filter(|_| options.core).flat_map(|name| ["--skip", name])))?;
     }
     let quorate = host::debug_directory()?.join("quorate");
     let etcd = lab.installed().into_values().next().context("there is no etcd in the lab")?;
     let mut living = host::tethered(&python);
     living.arg(&bodies).args(["run", &server.url]).arg(place.join("bodies")).args([&quorate, &etcd]);
+    living.args(std::env::var_os(TOOLS_VARIABLE));
     let mut living = living.stdin(Stdio::null()).spawn().context("cannot start the bodies of instances")?;
-    let story = host::run(tell(build::find("quorate::machines")?.command()).args(["--ignored", "--nocapture", filter]));
-    if story.is_err() {
+    let mut stories = tell(build::find("quorate::machines")?.command());
+    stories.args(["--ignored", "--nocapture", "--test-threads=1", if options.core { STORY } else { filter }]);
+    let outcome = host::run(&mut stories);
+    if outcome.is_err() {
         show_consoles(&place.join("bodies"));
     }
     let _ = living.kill();
-    story
+    let _ = living.wait();
+    outcome
 }
 
-/// The ends of what the agents of instances have said.
+/// The ends of what instances have said.
 fn show_consoles(bodies: &Path) {
-    for body in fs::read_dir(bodies).into_iter().flatten().flatten() {
-        let log = fs::read_to_string(body.path().join("var/log/console.log")).unwrap_or_default();
-        let lines: Vec<&str> = log.lines().collect();
-        eprintln!("--- {}\n{}", body.path().display(), lines[lines.len().saturating_sub(15)..].join("\n"));
+    let below = |place: &Path| fs::read_dir(place).into_iter().flatten().flatten().map(|entry| entry.path());
+    for body in below(bodies).chain(below(&bodies.join("guests"))) {
+        let logs = ["var/log/console.log", "console.log", "upper/var/log/agent.log"].map(|log| body.join(log));
+        for log in logs {
+            let Ok(text) = fs::read(&log) else { continue };
+            let text = String::from_utf8_lossy(&text);
+            let lines: Vec<&str> = text.lines().collect();
+            eprintln!("--- {}\n{}", log.display(), lines[lines.len().saturating_sub(15)..].join("\n"));
+        }
     }
 }
 
-/// Installs what is missing. Both stay.
-pub fn prepare(lab: &Lab) -> Result<Programs> {
-    let moto = lab.root().join("moto").join(MOTO);
-    let validator = lab.root().join("ignition").join(IGNITION).join("ignition-validate");
-    if !moto.join("whole").exists() {
-        install_moto(&moto)?;
-    }
-    if !validator.exists() {
-        build_validator(lab, &validator)?;
-    }
-    Ok(Programs { moto, validator })
-}
-
-fn install_moto(place: &Path) -> Result<()> {
-    eprintln!("moto {MOTO}: installing it from PyPI");
-    let _ = fs::remove_dir_all(place);
-    host::read(Command::new("python3").args(["-m", "venv"]).arg(place))?;
-    let mut pip = Command::new(place.join("bin/pip"));
-    pip.args(["install", "--quiet"]).arg(format!("moto[server,ec2,ssm]=={MOTO}"));
-    host::read(&mut pip).context("pip cannot get it: it needs the network, or a mirror that it is configured for")?;
-    fs::write(place.join("whole"), "").context("cannot write into the lab directory")
-}
-
-fn build_validator(lab: &Lab, place: &Path) -> Result<()> {
-    const PACKAGE: &str = "github.com/coreos/ignition/v2/validate";
-    if host::find("go").is_none() {
-        bail!("Ignition's validator is built from Go's modules: install a Go toolchain");
-    }
-    eprintln!("ignition-validate {IGNITION}: building it from Go's modules");
-    host::install_missing(&[CERTIFICATES])?;
-    let filling = lab.lock()?;
-    let module = Module::new(filling.scratch("ignition")?)?;
-    host::read(module.go().args(["get", &format!("{PACKAGE}@v{IGNITION}")]))?;
-    let program = module.directory().join("ignition-validate");
-    host::read(module.go().args(["build", "-trimpath", "-ldflags", "-s -w", "-o"]).arg(&program).arg(PACKAGE))?;
-    fs::create_dir_all(place.parent().context("a place in no directory")?).context("cannot create a directory")?;
-    fs::rename(&program, place).with_context(|| format!("cannot move into place {}", place.display()))
+/// Installs what is missing. It stays.
+pub fn prepare(lab: &Lab, options: &Options) -> Result<tools::Tools> {
+    tools::prepare(lab, options.has_systems())
 }
 
 /// moto's server. It ends with this value.

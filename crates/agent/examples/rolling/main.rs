@@ -87,7 +87,7 @@ async fn run(arguments: Vec<String>) -> Result<Sample> {
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
     tokio::select! {
-        sample = timeout(PATIENCE, sample) => sample.unwrap_or_else(|_| Err(format!("no end within {PATIENCE:?}").into())),
+        sample = timeout(PATIENCE, sample) => sample.unwrap_or_else(|_| Err(format!("not finished within {PATIENCE:?}").into())),
         _ = interrupt.recv() => Err("interrupted".into()),
         _ = terminate.recv() => Err("interrupted".into()),
     }

@@ -81,7 +81,7 @@ impl Writers {
         Ok(Self { tasks, stop })
     }
 
-    /// Ends them, and tells the longest gap that any of them saw since then.
+    /// Ends them, and returns the longest gap that any of them saw since then.
     pub async fn end(mut self, since: Instant) -> Result<Gap> {
         self.stop.store(true, Ordering::Relaxed);
         let mut longest: Option<Gap> = None;

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use super::{Boot, render};
+use super::{Boot, With, render};
 use crate::AgentError;
 use crate::api::boot::Admin;
 
@@ -22,7 +22,7 @@ impl Boot<'_> {
                 self.set_password(&admin.user, hash)?;
             }
         }
-        if self.beside_cloud_init {
+        if self.with != With::Nothing {
             // It runs already. Where there is no ssh at all, there is nothing to close.
             let _ = self.tools.ask("systemctl", &["try-reload-or-restart", "ssh.service"], None)?;
         }

@@ -95,7 +95,7 @@ impl Boot<'_> {
             Some(0) => Ok(found_in(&said.out)),
             NOTHING if is_zero(device)? => Ok(Found::Nothing),
             NOTHING => Ok(Found::Other(String::from("bytes that no program knows"))),
-            _ => Ok(Found::Other(format!("what blkid cannot tell ({})", said.err.trim()))),
+            _ => Ok(Found::Other(format!("something that blkid cannot identify ({})", said.err.trim()))),
         }
     }
 

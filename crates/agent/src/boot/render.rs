@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use quorate_core::model::{CLIENT_PORT, https_url};
 
-use super::{PROGRAM, channel_device};
+use super::{PROGRAM, With, channel_device};
 use crate::api::boot::{Interface, Machine};
 use crate::units::AGENT;
 
@@ -81,11 +81,23 @@ pub(super) fn sudoers(user: &str) -> String {
     format!("{WRITTEN}{user} ALL=(ALL:ALL) NOPASSWD:ALL\n")
 }
 
-/// The unit that reads the seed disk. On our own image it comes before the network, and is all that sets it up.
-pub(super) fn boot_unit(beside_cloud_init: bool) -> String {
-    let (order, flag) = match beside_cloud_init {
-        true => ("After=network.target cloud-init.service\n", " --beside-cloud-init"),
-        false => (
+/// On EC2 an interface has one address, which its DHCP knows.
+pub(super) const EC2_NETWORK: &str = "[Match]\n\
+                                      Type=ether\n\
+                                      \n\
+                                      [Network]\n\
+                                      DHCP=ipv4\n\
+                                      IPv6AcceptRA=no\n\
+                                      LLMNR=no\n\
+                                      MulticastDNS=no\n";
+
+/// The unit that reads the seed. On our own image it comes before the network, and is all that sets it up; the metadata service of EC2 is
+/// reached by the network alone.
+pub(super) fn boot_unit(with: With) -> String {
+    let (order, flag) = match with {
+        With::CloudInit => ("After=network.target cloud-init.service\n", " --beside-cloud-init"),
+        With::Ec2 => ("Wants=systemd-networkd.service\nAfter=network.target systemd-networkd.service\n", " --ec2"),
+        With::Nothing => (
             "DefaultDependencies=no\n\
              Requires=local-fs.target\n\
              After=local-fs.target systemd-udev-trigger.service\n\
@@ -98,7 +110,7 @@ pub(super) fn boot_unit(beside_cloud_init: bool) -> String {
     format!(
         "{WRITTEN}\
          [Unit]\n\
-         Description=Makes this machine what its seed disk says\n\
+         Description=Sets this machine up from its seed\n\
          {order}\
          \n\
          [Service]\n\
@@ -243,8 +255,10 @@ mod tests {
         for line in needed.into_iter().chain(ends) {
             assert!(unit.lines().any(|found| found == line), "{line} is not in\n{unit}");
         }
-        assert!(boot_unit(false).contains("Before=network-pre.target systemd-networkd.service"));
-        let beside = boot_unit(true);
+        assert!(boot_unit(With::Nothing).contains("Before=network-pre.target systemd-networkd.service"));
+        let on_ec2 = boot_unit(With::Ec2);
+        assert!(on_ec2.contains("agent boot --ec2\n") && !on_ec2.contains("Before=network-pre.target"), "{on_ec2}");
+        let beside = boot_unit(With::CloudInit);
         assert!(beside.contains("agent boot --beside-cloud-init\n") && !beside.contains("DefaultDependencies=no"));
     }
 

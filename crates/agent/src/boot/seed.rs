@@ -1,5 +1,6 @@
 //! The seed disk: found by its label, mounted read-only for a moment, and read. Once a machine has been told what it is, it
-//! boots without the disk too. A config drive of OpenStack is such a disk, on which the files have numbers instead of names.
+//! boots without the disk too. A config drive of OpenStack is such a disk, on which the files have numbers instead of names. On EC2 user
+//! data takes the disk's place.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Boot, PLACED_SEED, PROGRAM, check};
+use super::{Boot, PLACED_SEED, PROGRAM, With, check, metadata};
 use crate::api::Seed;
 use crate::api::boot::{MACHINE_FILE, Machine, PROGRAM_FILE, SEED_FILE, SEED_LABEL};
 use crate::{AgentError, files};
@@ -64,11 +65,31 @@ impl SeedFiles {
         };
         Some(SeedFiles { seed: find(SEED_FILE)?, machine: find(MACHINE_FILE)?, ..files })
     }
+
+    fn read(self) -> Result<Told, AgentError> {
+        let seed_text = fs::read(&self.seed).map_err(AgentError::file("read", &self.seed))?;
+        let seed = parse(&self.seed, &seed_text)?;
+        let text = fs::read(&self.machine).map_err(AgentError::file("read", &self.machine))?;
+        let machine = parse(&self.machine, &text)?;
+        Ok(Told { seed, seed_text, machine, from: self.machine, program: Some(self.program) })
+    }
 }
 
-/// What is kept of the seed disk.
+/// What a machine is told.
+pub(super) struct Told {
+    pub(super) seed: Seed,
+    /// The same as it was written: a newer agent may read more in it than this one.
+    pub(super) seed_text: Vec<u8>,
+    pub(super) machine: Machine,
+    /// Where the machine was described, for errors.
+    pub(super) from: PathBuf,
+    /// The program, if one came with it.
+    pub(super) program: Option<PathBuf>,
+}
+
+/// What is kept of the seed.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-struct Known {
+pub(super) struct Known {
     machine: Machine,
     /// Whose seed it was: cluster id, member and incarnation.
     whose: (String, String, u64),
@@ -80,22 +101,42 @@ impl Boot<'_> {
         let known = self.known()?;
         let placed = Some(self.path(PLACED_SEED)).filter(|placed| placed.join(SEED_FILE).exists());
         if let Some(directory) = from.map(Path::to_owned).or(placed) {
-            return self.take(&SeedFiles::of(&directory), known.as_ref());
+            return self.take(SeedFiles::of(&directory).read()?, known.as_ref());
+        }
+        if self.with == With::Ec2 {
+            return self.read_user_data(metadata::ADDRESS, known);
         }
         let wait = if known.is_some() { LATER_WAIT } else { FIRST_WAIT };
         let mounted = find_disk(wait).map(|disk| Mounted::new(self, &disk)).transpose()?;
         let files = mounted.as_ref().and_then(|mounted| SeedFiles::on_disk(&mounted.at));
         match (files, known) {
-            (Some(files), known) => self.take(&files, known.as_ref()),
+            (Some(files), known) => self.take(files.read()?, known.as_ref()),
             (None, Some(known)) => {
-                tracing::info!("there is no seed disk; this machine stays what it was");
+                tracing::info!("there is no seed disk; this machine keeps its configuration");
                 Ok(known.machine)
             }
             (None, None) => Err(AgentError::NoSeedDisk { label: SEED_LABEL, seconds: FIRST_WAIT.as_secs() }),
         }
     }
 
-    fn known(&self) -> Result<Option<Known>, AgentError> {
+    /// A machine that knows what it is does not depend on the service: it boots when nothing, or nonsense, answers in its place.
+    pub(super) fn read_user_data(&self, service: &str, known: Option<Known>) -> Result<Machine, AgentError> {
+        let wait = if known.is_some() { LATER_WAIT } else { FIRST_WAIT };
+        let told = metadata::read(service, wait).and_then(|told| {
+            check::check(&told.machine, &told.from)?;
+            Ok(told)
+        });
+        match (told, known) {
+            (Ok(told), known) => self.take(told, known.as_ref()),
+            (Err(error), Some(known)) => {
+                tracing::warn!(error = error.in_full(), "this machine stays what it was");
+                Ok(known.machine)
+            }
+            (Err(error), None) => Err(error),
+        }
+    }
+
+    pub(super) fn known(&self) -> Result<Option<Known>, AgentError> {
         let path = self.path(KNOWN);
         match fs::read(&path) {
             Ok(text) => {
@@ -106,15 +147,12 @@ impl Boot<'_> {
         }
     }
 
-    fn take(&self, found: &SeedFiles, known: Option<&Known>) -> Result<Machine, AgentError> {
-        let seed_text = fs::read(&found.seed).map_err(AgentError::file("read", &found.seed))?;
-        let seed: Seed = parse(&found.seed, &seed_text)?;
-        let text = fs::read(&found.machine).map_err(AgentError::file("read", &found.machine))?;
-        let machine: Machine = parse(&found.machine, &text)?;
-        check::check(&machine, &found.machine)?;
+    fn take(&self, told: Told, known: Option<&Known>) -> Result<Machine, AgentError> {
+        let Told { seed, seed_text, machine, from, program } = told;
+        check::check(&machine, &from)?;
         let whose = (seed.cluster_id.clone(), seed.member.to_string(), seed.incarnation);
         let is_new = known.is_none_or(|known| known.whose != whose);
-        self.install_program(&found.program, is_new)?;
+        self.install_program(program.as_deref(), is_new)?;
         files::ensure(&self.path("run/quorate/seed.json"), &seed_text, files::PRIVATE, None)?;
         let known = Known { machine, whose };
         files::make_dir(&self.layout.state_dir(), 0o700)?;
@@ -125,9 +163,10 @@ impl Boot<'_> {
 
     /// The program that came with the seed, taken once: later ones come over the agent's own port. Where none came and none is
     /// in place, it is the one that runs now.
-    fn install_program(&self, brought: &Path, is_new: bool) -> Result<(), AgentError> {
+    fn install_program(&self, brought: Option<&Path>, is_new: bool) -> Result<(), AgentError> {
         let place = self.path(PROGRAM);
-        let source = if is_new && brought.is_file() {
+        let brought = brought.filter(|brought| is_new && brought.is_file());
+        let source = if let Some(brought) = brought {
             brought.to_owned()
         } else if place.exists() {
             return Ok(());

@@ -12,7 +12,7 @@ const SERIAL: &str = "etcd-1-data";
 
 /// Notes what is run, and answers as told; by default everything succeeds and says nothing.
 #[derive(Default)]
-struct Noted {
+pub(super) struct Noted {
     calls: RefCell<Vec<String>>,
     answers: BTreeMap<&'static str, (i32, &'static str)>,
 }
@@ -36,12 +36,12 @@ impl Tools for Noted {
     }
 }
 
-struct Scene {
+pub(super) struct Scene {
     directory: TempDir,
 }
 
 impl Scene {
-    fn new(machine: &str) -> Self {
+    pub(super) fn new(machine: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let scene = Scene { directory };
         fs::create_dir_all(scene.seed()).unwrap();
@@ -61,7 +61,7 @@ impl Scene {
         fs::write(self.seed().join("quorate"), format!("program {incarnation}")).unwrap();
     }
 
-    fn root(&self) -> PathBuf {
+    pub(super) fn root(&self) -> PathBuf {
         self.directory.path().join("root")
     }
 
@@ -71,7 +71,8 @@ impl Scene {
 
     fn boot(&self, tools: &Noted, beside_cloud_init: bool) -> Result<(), AgentError> {
         let layout = Layout::new(&self.root()).unwrap();
-        Boot { layout, tools, beside_cloud_init }.run(Some(&self.seed()))
+        let with = if beside_cloud_init { With::CloudInit } else { With::Nothing };
+        Boot { layout, tools, with }.run(Some(&self.seed()))
     }
 
     fn read(&self, below: &str) -> String {
@@ -85,7 +86,7 @@ impl Scene {
     }
 }
 
-const PLAIN: &str = r#"{
+pub(super) const PLAIN: &str = r#"{
     "hostname": "etcd-1",
     "interfaces": [
         {"mac": "52:54:00:00:00:01", "address": "10.0.0.11", "prefix": 24, "gateway": "10.0.0.1", "dns": ["10.0.0.1"]},
@@ -184,7 +185,7 @@ fn an_empty_disk_gets_a_file_system_and_no_other_ever_does() {
     for (what, blkid) in [
         ("a partition table (gpt)", (0, "PTTYPE=gpt\n")),
         ("something of the kind crypto_LUKS", (0, "USAGE=crypto\nTYPE=crypto_LUKS\n")),
-        ("what blkid cannot tell", (8, "")),
+        ("something that blkid cannot identify", (8, "")),
     ] {
         let tools = Noted::answering(&[("mountpoint", (1, "")), ("blkid", blkid)]);
         let error = scene.boot(&tools, false).unwrap_err().in_full();
@@ -252,7 +253,7 @@ fn a_mounted_disk_is_not_looked_at_again() {
 #[test]
 fn below_another_root_no_program_is_run() {
     let scene = Scene::new(PLAIN);
-    let options = BootOptions { root: scene.root(), seed_from: Some(scene.seed()), beside_cloud_init: false };
+    let options = BootOptions { root: scene.root(), seed_from: Some(scene.seed()), with: With::Nothing };
     boot(&options).unwrap();
     assert_eq!(scene.read("etc/hostname"), "etcd-1\n");
 }

@@ -52,11 +52,11 @@ fn date(answer: &str) -> Option<Timestamp> {
 }
 
 pub(super) fn advice(ahead: Option<SignedDuration>) -> String {
-    let refusal = "it takes the controller's certificate for expired or not valid yet: is the clock right?";
+    let refusal = "it considers the controller's certificate expired or not valid yet; check its clock";
     match ahead {
         Some(ahead) if ahead.abs() >= SignedDuration::from_mins(1) => {
             let side = if ahead.is_positive() { "ahead of" } else { "behind" };
-            format!("{refusal} The machine's clock is {} {side} that of this host", coarse(ahead.abs()))
+            format!("{refusal}. The machine's clock is {} {side} that of this host", coarse(ahead.abs()))
         }
         _ => refusal.to_owned(),
     }
@@ -78,8 +78,8 @@ mod tests {
 
     #[test]
     fn the_difference_is_named_where_it_is_known() {
-        assert!(advice(None).ends_with("is the clock right?"));
-        assert!(advice(Some(SignedDuration::from_secs(20))).ends_with("is the clock right?"));
+        assert!(advice(None).ends_with("check its clock"));
+        assert!(advice(Some(SignedDuration::from_secs(20))).ends_with("check its clock"));
         let behind = advice(Some(SignedDuration::from_hours(-72)));
         assert!(behind.ends_with("The machine's clock is 3 days behind that of this host"), "{behind}");
         let ahead = advice(Some(SignedDuration::from_mins(90)));

@@ -8,6 +8,7 @@ mod complaint;
 mod data;
 mod downgrade;
 mod facts;
+mod front;
 mod membership;
 mod old_entries;
 mod older;
@@ -27,11 +28,14 @@ mod state;
 pub(crate) mod trust;
 mod wal;
 
+pub(crate) use front::SETTINGS as FRONT_SETTINGS;
 pub(crate) use parts::Etcd;
 pub(crate) use quorate_core::kinds::etcd::SERVICE;
-use quorate_core::kinds::etcd::pki;
+pub(crate) use quorate_core::kinds::etcd::front::FRONT;
+use quorate_core::kinds::etcd::{front as of_front, pki};
 pub(crate) use service::profile;
 pub(crate) use state::EtcdState;
 
 /// Below the root, what is written for etcd by the agent alone, and what is stored next to it under longer names.
-pub(crate) const PLACES: [&str; 3] = ["var/lib/etcd", pki::DIRECTORY, pki::KUBEADM_DIRECTORY];
+pub(crate) const PLACES: [&str; 5] =
+    ["var/lib/etcd", pki::DIRECTORY, pki::KUBEADM_DIRECTORY, of_front::PKI_DIRECTORY, of_front::DRAINED_FILE];

@@ -26,6 +26,7 @@ mod service;
 mod start;
 mod state;
 mod status;
+mod tablespaces;
 mod temporary;
 mod tools;
 mod upgrade;
@@ -36,6 +37,7 @@ mod wipe;
 
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
+use std::time::Instant;
 
 use quorate_core::kinds::postgres::{RestoreSeen, TaskSeen, desire, repository};
 use quorate_core::model::Exit;
@@ -71,4 +73,6 @@ pub(crate) struct Postgres {
     held: Mutex<u64>,
     /// Whether they are held back now.
     holds: AtomicBool,
+    /// When Patroni was last told to look around.
+    woken: Mutex<Option<Instant>>,
 }

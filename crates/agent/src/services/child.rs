@@ -311,7 +311,7 @@ impl Process {
             Process::Found { handle, .. } => Some(pidfd_send_signal(handle.as_ref(), signal)),
         };
         if let Some(Err(error)) = sent {
-            tracing::debug!(%error, ?signal, "the signal reached nobody");
+            tracing::debug!(%error, ?signal, "no process received the signal");
         }
     }
 }

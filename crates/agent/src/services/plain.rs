@@ -81,8 +81,7 @@ impl Agent {
         let state = self.state.get();
         let listed = |name: &str| {
             let service = state.node_config.as_ref().and_then(|in_place| in_place.config.service(name));
-            service
-                .is_some_and(|service| matches!(service.runs, Runs::Program(_) | Runs::Haproxy(_) | Runs::Pgbouncer(_)))
+            service.is_some_and(|service| is_plain(&service.runs))
         };
         for name in state.services.iter().filter(|name| !listed(name)) {
             // Who it ran as is not known any more, and does not matter to its end.
@@ -143,7 +142,7 @@ impl Agent {
         let state = self.state.get();
         let mut facts = BTreeMap::new();
         for service in state.node_config.iter().flat_map(|in_place| &in_place.config.services) {
-            if !matches!(service.runs, Runs::Program(_) | Runs::Haproxy(_) | Runs::Pgbouncer(_)) {
+            if !is_plain(&service.runs) {
                 continue;
             }
             let seen = match (self.services.failure(&service.name), self.services.named(&service.name)) {
@@ -155,6 +154,7 @@ impl Agent {
                 (None, Some(kept)) if matches!(service.runs, Runs::Pgbouncer(_)) => {
                     self.look_at_pgbouncer(&*kept).await
                 }
+                (None, Some(kept)) if matches!(service.runs, Runs::Front(_)) => self.look_at_front(&*kept).await,
                 (None, Some(kept)) => kept.look().await,
                 (None, None) => ServiceState::Stopped,
             };
@@ -188,6 +188,7 @@ impl Agent {
             Runs::Program(program) => program,
             Runs::Haproxy(haproxy) => &self.haproxy_program(haproxy, state.search.as_deref())?,
             Runs::Pgbouncer(pgbouncer) => &self.pgbouncer_program(pgbouncer, state.search.as_deref()).await?,
+            Runs::Front(front) => &self.front_program(front)?,
             Runs::Etcd(_) | Runs::Patroni(_) => {
                 return Err(refuse(format!("{name} has its own orders for starting and stopping")));
             }
@@ -222,10 +223,19 @@ fn profile(layout: &Layout, name: &str, user: &str) -> Profile {
         first_start: None,
         variables: &[],
         may_be_pod: false,
-        settings: if name == postgres::PGBOUNCER { postgres::PGBOUNCER_SETTINGS } else { "" },
+        settings: match name {
+            postgres::PGBOUNCER => postgres::PGBOUNCER_SETTINGS,
+            etcd::FRONT => etcd::FRONT_SETTINGS,
+            _ => "",
+        },
         find_stray: Arc::new(move || child::find_by_mark(&here, &own)),
         last_words: if name == postgres::HAPROXY { postgres::haproxy_complaint } else { last_line },
     }
+}
+
+/// Whether it has no orders of a kind.
+fn is_plain(runs: &Runs) -> bool {
+    matches!(runs, Runs::Program(_) | Runs::Haproxy(_) | Runs::Pgbouncer(_) | Runs::Front(_))
 }
 
 fn no_gate() -> Gate {

@@ -33,7 +33,7 @@ pub(crate) struct Systemd {
     seen: Mutex<Option<Running>>,
 }
 
-/// The process that was last seen running, and as what: as long as it lives, systemd has no more to tell.
+/// The process that was last seen running, and as what: as long as it lives, systemd knows no more.
 struct Running {
     pid: i32,
     start: u64,

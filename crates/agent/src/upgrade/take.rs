@@ -104,7 +104,7 @@ fn begin(layout: &Layout, announced: &UploadRequest) -> Result<Upload, Refusal> 
         let expected = format!("{} MiB free in {} for the new program", needed.div_ceil(1 << 20), directory.display());
         return Err(Refusal::NotAsExpected { expected, found: format!("{} MiB free", free >> 20) });
     }
-    Upload::begin("a program", directory, 0o700, announced)
+    Upload::of_program(directory, announced)
 }
 
 fn finish(upload: Upload, place: &Path) -> Result<(), Refusal> {

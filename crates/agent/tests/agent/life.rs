@@ -66,7 +66,7 @@ async fn a_program_that_was_exchanged_is_not_started_and_one_that_is_put_back_is
     let newer = VERSIONS[2];
     shelf.put(newer);
     assert_eq!(facts(&client).await.etcd.binary, BinarySeen::Version(newer.to_owned()), "the facts are of now");
-    let wanted = format!("is etcd {newer}, wanted is {VERSION}");
+    let wanted = format!("is etcd {newer}, expected {VERSION}");
     machine.signal_etcd(Signal::KILL);
     not_started_since(&client, &wanted).await;
     assert!(machine.etcds().is_empty());

@@ -13,7 +13,7 @@ use rustix::process::Signal;
 use crate::common::{Machine, VERSIONS, config_of, facts, order, turn_auth_on, until};
 
 const KEYS: usize = 200;
-/// Free text: clusters of before it was checked may have any.
+/// Free text: clusters created before it was checked may have any.
 const TOKEN: &str = "team/orders-2";
 /// Above what the cluster had come to; the survivor's own revision is not added to it.
 const BUMP: u64 = 1_000_050_000;

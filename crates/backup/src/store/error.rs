@@ -25,10 +25,10 @@ pub enum Trouble {
     )]
     NoCredentials(String),
     #[error(
-        "the store does not accept the credentials ({0}): check the access key and its secret, and that the key was not withdrawn"
+        "the store does not accept the credentials ({0}): check the access key and its secret, and that the key was not revoked"
     )]
     WrongCredentials(String),
-    #[error("there is no such bucket ({0}): make it, or correct its name, the endpoint or the region")]
+    #[error("there is no such bucket ({0}): create it, or correct its name, the endpoint or the region")]
     NoBucket(String),
     #[error(
         "the credentials are good but do not permit it ({0}): they need to list the bucket, and to get, put and delete below the prefix"

@@ -101,7 +101,7 @@ async fn a_backup_of_data_that_was_compacted_up_to_its_end_is_good() {
     }
 }
 
-/// Who can write to the store can write a verification too, and only a signature tells whose it is.
+/// Who can write to the store can write a verification too, and only a signature shows whose it is.
 #[tokio::test]
 async fn what_was_verified_is_not_verified_again_before_a_restore_unless_nobody_signed() {
     let (room, living) = (Room::new(VERSION), Living::start(VERSION).await);

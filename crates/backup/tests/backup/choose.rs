@@ -176,7 +176,7 @@ async fn a_moment_is_not_taken_from_an_older_backup_without_a_word() {
     let second = shelf.full(100, 20).await;
     let third = shelf.full(200, 30).await;
     shelf.spoil(&Names::new(CLUSTER).manifest(&second));
-    // What the second held is not known, and nothing else tells of that moment.
+    // What the second held is not known, and nothing else knows of that moment.
     let told = shelf.choose(Wish::At(at(150))).await.unwrap_err();
     let words = ["cannot be reached", second.as_str(), "cannot be read", "still good", first.as_str()];
     assert!(words.iter().all(|word| told.contains(word)), "{told}");

@@ -137,7 +137,7 @@ async fn a_flipped_byte_in_the_snapshot() {
     let refusals = story.refusals().await;
     assert_both(&refusals, &["/snapshot is not what was stored", story.newest.id().as_str()]);
     assert!(
-        refusals.1.contains(&format!("still good, as far as seen: {} (revision 11)", story.older.id())),
+        refusals.1.contains(&format!("still good, as far as checked: {} (revision 11)", story.older.id())),
         "{}",
         refusals.1
     );
@@ -223,7 +223,7 @@ async fn a_manifest_of_another_cluster_and_one_that_is_none() {
     fs::write(&path, good.replace(crate::common::CLUSTER_ID, "0123456789abcdef")).unwrap();
     let refusals = story.refusals().await;
     assert_both(&refusals, &["manifest.json belongs to another cluster", "0123456789abcdef"]);
-    assert!(refusals.1.contains(&format!("still good, as far as seen: {}", story.older.id())), "{}", refusals.1);
+    assert!(refusals.1.contains(&format!("still good, as far as checked: {}", story.older.id())), "{}", refusals.1);
     fs::write(&path, "{").unwrap();
     assert_both(&story.refusals().await, &["manifest.json cannot be read"]);
     fs::write(&path, good.replacen("\"format\": 1", "\"format\": 2", 1)).unwrap();

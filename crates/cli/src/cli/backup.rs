@@ -24,12 +24,12 @@ pub enum Backup {
     Verify(BackupVerify),
     /// Delete backups that the spec's `keep` does not keep
     ///
-    /// Never the newest, and never the newest verified one. Also deletes leftovers of interrupted backups, after a day.
+    /// It never deletes the newest, nor the newest verified one. Also deletes leftovers of interrupted backups, after a day.
     Prune(BackupPrune),
-    /// Keep running, record every change, and take full backups when they are due
+    /// Record every change, and take full backups when they are due
     ///
-    /// A restore can then stop at any revision or time. Continues after lost connections, replaced members and compactions. On
-    /// SIGINT or SIGTERM it stores everything it has received and exits.
+    /// Runs until SIGINT or SIGTERM. A restore can then stop at any revision or time. It continues after lost connections,
+    /// replaced members and compactions. At the end it stores everything it has received.
     Watch(BackupWatch),
     /// Re-encrypt existing backups to the current recipients
     ///
@@ -45,7 +45,7 @@ pub struct BackupOf {
     /// A known cluster, or a spec
     #[arg(value_name = "NAME|FILE", add = completion::clusters_or_files())]
     pub target: String,
-    /// Of a spec with several clusters, this one
+    /// The cluster, if the spec has several
     #[arg(long, value_name = "NAME")]
     pub cluster: Option<String>,
 }
@@ -81,13 +81,13 @@ pub struct BackupCreate {
     /// The cluster
     #[arg(add = completion::clusters())]
     pub name: String,
-    /// Do not verify it now
+    /// Do not verify the backup now
     #[arg(long)]
     pub no_verify: bool,
-    /// Of PostgreSQL: only what has changed since the last backup
+    /// PostgreSQL: only what has changed since the last backup
     #[arg(long)]
     pub incremental: bool,
-    /// Of PostgreSQL: only what has changed since the last full backup
+    /// PostgreSQL: only what has changed since the last full backup
     #[arg(long, conflicts_with = "incremental")]
     pub differential: bool,
     #[command(flatten)]
@@ -106,9 +106,9 @@ pub struct BackupList {
 pub struct BackupVerify {
     #[command(flatten)]
     pub of: BackupOf,
-    /// The backup; the newest when absent
+    /// The backup; by default the newest
     pub id: Option<String>,
-    /// All of them
+    /// Verify all backups
     #[arg(long, conflicts_with = "id")]
     pub all: bool,
     #[command(flatten)]
@@ -174,7 +174,7 @@ pub struct Restore {
     /// A spec, `-` for stdin, or the name of a known cluster
     #[arg(value_name = "FILE|NAME", add = completion::clusters_or_files())]
     pub target: String,
-    /// Of a spec with several clusters, this one
+    /// The cluster, if the spec has several
     #[arg(long, value_name = "NAME")]
     pub cluster: Option<String>,
     #[command(flatten)]
@@ -182,10 +182,10 @@ pub struct Restore {
     /// If the cluster is not known here, do not restore its ledger: it gets new CAs and keys
     #[arg(long)]
     pub without_ledger: bool,
-    /// Of PostgreSQL: follow this timeline instead of the newest
+    /// PostgreSQL: follow this timeline instead of the newest
     #[arg(long, value_name = "N")]
     pub timeline: Option<u32>,
-    /// Prepare it and show what would be done, but change nothing
+    /// Prepare the restore and show what would be done, but change nothing
     #[arg(long)]
     pub dry_run: bool,
     /// Treat unreachable machines as dead
@@ -215,13 +215,13 @@ pub struct RestoreWhat {
     /// This full backup, without changes on top of it
     #[arg(long, value_name = "ID")]
     pub backup: Option<String>,
-    /// Of PostgreSQL: the state at this place in its log, such as 0/3000050
+    /// PostgreSQL: the state at this position in its log, such as 0/3000050
     #[arg(long, value_name = "LSN")]
     pub lsn: Option<String>,
-    /// Of PostgreSQL: the state after this transaction
+    /// PostgreSQL: the state after this transaction
     #[arg(long, value_name = "N")]
     pub xid: Option<u64>,
-    /// Of PostgreSQL: the data from before the last upgrade to another major version; all that was written since is lost
+    /// PostgreSQL: the data from before the last major upgrade; everything written since is lost
     #[arg(long)]
     pub before_upgrade: bool,
     /// A plain etcd snapshot, made by any tool

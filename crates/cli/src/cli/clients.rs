@@ -12,12 +12,15 @@ pub struct Env {
     /// The cluster
     #[arg(add = completion::clusters())]
     pub name: String,
-    /// As this declared user instead of the superuser; where etcd has password login, etcdctl asks for the password
+    /// Log in as this declared user instead of the superuser; with password login, etcdctl asks for the password
     #[arg(long)]
     pub user: Option<String>,
-    /// Through the HAProxy of a PostgreSQL cluster, to the primary or to replicas
+    /// Connect through the HAProxy of a PostgreSQL cluster, to the primary or to replicas
     #[arg(long, value_name = "PORT", num_args = 0..=1, require_equals = true, default_missing_value = "primary")]
     pub proxy: Option<ProxyPort>,
+    /// Through the fronts of an etcd cluster, which `etcd.front` in its spec adds
+    #[arg(long)]
+    pub front: bool,
     #[command(flatten)]
     pub output: Output,
 }
@@ -27,7 +30,7 @@ pub struct OutputValues {
     /// The cluster
     #[arg(add = completion::clusters())]
     pub name: String,
-    /// For whom it is printed
+    /// Output format
     #[arg(long, value_enum, default_value_t = OutputFormat::Json)]
     pub format: OutputFormat,
 }
@@ -65,7 +68,7 @@ pub struct CertIssue {
     /// The cluster
     #[arg(add = completion::clusters())]
     pub name: String,
-    /// Who the certificate is for
+    /// The user in the certificate
     #[arg(long)]
     pub user: String,
     /// Sign this request (PEM) instead of creating a key

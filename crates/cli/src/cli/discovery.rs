@@ -13,8 +13,8 @@ pub enum Discovery {
     /// Serve discovery until SIGINT or SIGTERM
     ///
     /// Members get a token from URL/new?size=N and register under it. Every registration is on disk before it is answered, so the
-    /// service can be killed and restarted at any time. Without --tls-cert it shows a certificate of its own CA, which members must
-    /// trust; docs/discovery.md has the flags for each etcd version.
+    /// service can be killed and restarted at any time. Without --tls-cert it presents a certificate of its own CA, which members
+    /// must trust; docs/discovery.md has the flags for each etcd version.
     Serve(Box<DiscoveryServe>),
 }
 
@@ -31,7 +31,7 @@ pub struct DiscoveryServe {
     /// Keep tokens and the CA in DIR instead of $QUORATE_HOME/discovery
     #[arg(long, value_name = "DIR")]
     pub dir: Option<PathBuf>,
-    /// Certificate chain to show, in PEM; read again when it changes
+    /// Certificate chain to present, in PEM; read again when it changes
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     pub tls_cert: Option<PathBuf>,
     /// Its private key
@@ -40,10 +40,10 @@ pub struct DiscoveryServe {
     /// Serve without TLS: on loopback, or behind a proxy that speaks TLS
     #[arg(long, conflicts_with = "tls_cert")]
     pub insecure_http: bool,
-    /// How long a token lives, counted while the service runs; one that no member used lives a day at most
+    /// Lifetime of a token, counted while the service runs; one that no member uses expires after a day
     #[arg(long, value_name = "TIME", default_value = "168h")]
     pub token_lifetime: Millis,
-    /// How many tokens may live at the same time
+    /// How many tokens may exist at the same time
     #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub max_tokens: u32,
     /// How many new tokens a client address gets per minute
@@ -60,7 +60,7 @@ pub struct DiscoveryServe {
 /// The etcd cluster that keeps the tokens, where one does.
 #[derive(Args, Debug)]
 pub struct DiscoveryAccess {
-    /// Keep tokens in this cluster of quorate's instead of files; several services can share it
+    /// Keep tokens in this cluster of quorate instead of files; several services can share it
     #[arg(long, value_name = "NAME", conflicts_with = "endpoints", add = completion::clusters())]
     pub cluster: Option<String>,
     /// Keep tokens in this etcd cluster instead of files: the https URLs of its members
@@ -78,7 +78,7 @@ pub struct DiscoveryAccess {
     /// The user of the etcd cluster that the service logs in as
     #[arg(long, default_value = "discovery")]
     pub user: String,
-    /// File with the user's password, where the etcd cluster asks for one
+    /// File with the user's password, if the etcd cluster requires one
     #[arg(long, value_name = "FILE")]
     pub password_file: Option<PathBuf>,
 }

@@ -18,11 +18,12 @@ pub struct Kubernetes {
 
 #[derive(Subcommand, Debug)]
 pub enum KubernetesAction {
-    /// Renew the certificates where due, and deliver them to control plane hosts over ssh
+    /// Renew certificates when due, and deliver them to hosts over ssh
     ///
-    /// Uses your own ssh, with its configuration and keys. Only files that differ are sent. Each is written under a temporary
-    /// name and renamed, so kube-apiserver never reads half a file; it reads its certificate again at each new connection and needs no
-    /// restart. If a host fails, the others are done all the same, and the exit code is 1.
+    /// Hosts are those of control planes. Uses your own ssh, with its configuration and keys. Only files that differ
+    /// are sent. Each is written under a temporary name and renamed, so kube-apiserver never reads half a file; it
+    /// reads its certificate again at each new connection and needs no restart. If a host fails, the others are still
+    /// updated, and the exit code is 1.
     Push(KubernetesPush),
 }
 

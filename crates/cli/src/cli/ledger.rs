@@ -12,9 +12,9 @@ use crate::completion;
 pub enum Ledger {
     /// Write the ledger of a cluster as one encrypted file (age)
     Export(LedgerExport),
-    /// Take over the ledger of a cluster from an export
+    /// Import the ledger of a cluster from an export
     ///
-    /// A ledger that is here already is replaced only by one of the same cluster that is not older.
+    /// An existing ledger is replaced only by one of the same cluster that is not older.
     ///
     /// With a spec, a store and the operator's key alone, a controller on a new machine takes over a running cluster:
     /// quorate ledger import --from-backup FILE --identity KEY, then quorate apply FILE --accept-older-ledger.
@@ -52,7 +52,7 @@ pub struct LedgerImport {
     /// Instead of an export, take the ledger in the newest backup of the cluster in this spec
     #[arg(long, value_name = "SPEC", conflicts_with = "file")]
     pub from_backup: Option<String>,
-    /// Of a spec with several clusters, this one
+    /// The cluster, if the spec has several
     #[arg(long, value_name = "NAME", requires = "from_backup")]
     pub cluster: Option<String>,
     /// With `--from-backup`: read from the spec's second destination (`also_to`)
@@ -84,17 +84,18 @@ pub struct ImportKey {
 
 #[derive(Subcommand, Debug)]
 pub enum Key {
-    /// Show which key is used, where it is, and which ledgers are encrypted to it
+    /// Show the key, and which ledgers are encrypted to it
     Show(KeyShow),
     /// Encrypt all ledgers to a new key
     ///
-    /// The new key is stored before the old one in the key file, every version of every ledger is encrypted to it, then the old one is
-    /// dropped. After an interruption the same command continues. Other keys in the file stay.
+    /// The new key is stored before the old one in the key file, every version of every ledger is encrypted to it, then
+    /// the old one is dropped. After an interruption the same command continues. Other keys in the file stay.
     ///
-    /// A key file outside this home may be used by other homes, so the old key stays in it. Run this command for each of these homes, then
-    /// once more with --drop-old.
+    /// A key file outside this home may be used by other homes, so the old key stays in it. Run this command for each
+    /// of these homes, then once more with --drop-old.
     ///
-    /// Where the key comes from a command, let it print the new key before the old one: the ledgers are then encrypted to the first.
+    /// If the key comes from a command, it must print the new key before the old one: the ledgers are then encrypted to
+    /// the first.
     Rotate(KeyRotate),
 }
 
@@ -129,7 +130,7 @@ pub enum Withdrawn {
     Recover,
     /// To restore a backup or a snapshot
     Restore,
-    /// To reboot machines: those that were not ordered to yet stay up
+    /// To reboot machines: those whose reboot has not begun stay up
     Reboot,
     /// To make another member the primary
     Switchover,

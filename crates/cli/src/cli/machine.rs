@@ -1,11 +1,12 @@
 //! What runs on a machine, and the image that it is made of.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
-use quorate_core::spec::Size;
+use quorate_core::spec::{Millis, Size};
 
-use super::Global;
+use super::{Global, PreferredMember};
 
 /// `quorate agent` without the other commands.
 #[derive(Parser, Debug)]
@@ -37,6 +38,16 @@ pub struct AgentFollowAlone {
     pub options: AgentFollow,
 }
 
+/// `quorate agent front`.
+#[derive(Parser, Debug)]
+#[command(name = "quorate agent front", version)]
+pub struct AgentFrontAlone {
+    #[command(flatten)]
+    pub global: Global,
+    #[command(flatten)]
+    pub options: AgentFront,
+}
+
 /// `quorate agent check`.
 #[derive(Parser, Debug)]
 #[command(name = "quorate agent check", version)]
@@ -49,14 +60,14 @@ pub struct AgentCheckAlone {
 
 #[derive(Subcommand, Debug)]
 pub enum Image {
-    /// Build a small Debian image with etcd, the agent and everything a member needs
+    /// Build a small Debian image with everything a member needs
     ///
     /// Needs root, mmdebstrap, extlinux and qemu-utils. Its machines read their seed disk themselves, without cloud-init.
     Build(ImageBuild),
-    /// Import an image into Incus, and delete old ones that are not in use
+    /// Import an image into Incus or OpenStack, and delete unused old ones
     ///
-    /// The image gets the alias `quorate-ETCD-IMAGE`, or `quorate-ETCD-pgN-IMAGE`, with the versions from its manifest. Name it in the spec: a cluster whose
-    /// spec names another image gets new machines, one member at a time.
+    /// The image is called `quorate-ETCD-IMAGE`, or `quorate-ETCD-pgN-IMAGE`, with the versions from its manifest.
+    /// Name it in the spec: a cluster whose spec names another image gets new machines, one member at a time.
     Import(ImageImport),
 }
 
@@ -65,15 +76,33 @@ pub struct ImageImport {
     /// An image that `quorate image build` built, with its manifest next to it: of a container or, as qcow2, of a virtual machine
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
-    /// The server, as in `incus remote list`; by default the one on this host
+    /// Where it goes
+    #[arg(long, value_enum, default_value_t)]
+    pub to: ImageStore,
+    /// Incus: the server, as in `incus remote list`; by default the one on this host
     #[arg(long, value_name = "NAME")]
     pub remote: Option<String>,
-    /// The project on that server
+    /// Incus: the project on that server
     #[arg(long, value_name = "NAME")]
     pub project: Option<String>,
+    /// OpenStack: the cloud, as in clouds.yaml; by default that of `OS_CLOUD` or of the other variables
+    #[arg(long, value_name = "NAME")]
+    pub cloud: Option<String>,
+    /// OpenStack: the region; by default that of the cloud
+    #[arg(long, value_name = "NAME")]
+    pub region: Option<String>,
     /// How many imported images to keep, apart from those in use
     #[arg(long, value_name = "N", default_value_t = 3)]
     pub keep: usize,
+}
+
+/// What keeps images.
+#[derive(clap::ValueEnum, Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ImageStore {
+    #[default]
+    Incus,
+    /// Glance
+    Openstack,
 }
 
 #[derive(clap::ValueEnum, Clone, Copy, Debug, Default)]
@@ -103,6 +132,9 @@ pub struct ImageBuild {
     /// A mirror, or a file with sources for apt, instead of Debian's own
     #[arg(long, value_name = "URL|FILE")]
     pub sources: Option<String>,
+    /// For `seed: quorate` of the provider aws: machines read the metadata service of EC2 instead of a seed disk
+    #[arg(long, conflicts_with = "cloud_init")]
+    pub ec2: bool,
     /// An additional package; can be repeated
     #[arg(long = "package", value_name = "NAME")]
     pub packages: Vec<String>,
@@ -145,7 +177,7 @@ pub struct AgentCheck {
 
 #[derive(Args, Debug)]
 pub struct AgentBoot {
-    /// Below which the machine's files are written; no program is run where it is not /
+    /// Directory below which the machine's files are written; no program is run unless it is /
     #[arg(long, value_name = "DIR", default_value = "/")]
     pub root: PathBuf,
     /// Read this directory instead of the seed disk
@@ -154,6 +186,31 @@ pub struct AgentBoot {
     /// Leave hostname and addresses to cloud-init
     #[arg(long)]
     pub beside_cloud_init: bool,
+    /// Read the seed from the metadata service of EC2 (IMDSv2), and leave addresses to DHCP
+    #[arg(long, conflicts_with_all = ["beside_cloud_init", "seed_from"])]
+    pub ec2: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct AgentFront {
+    /// Where the agent writes what the front is told
+    #[arg(long, value_name = "DIR")]
+    pub directory: PathBuf,
+    /// Where to listen
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub listen: SocketAddr,
+    /// Where new connections go
+    #[arg(long, value_enum, default_value_t = PreferredMember::Spread)]
+    pub prefer: PreferredMember,
+    /// How many connections may be open at the same time
+    #[arg(long, value_name = "N")]
+    pub max_connections: u32,
+    /// How many of them may come from one address; by default half
+    #[arg(long, value_name = "N")]
+    pub max_per_address: Option<u32>,
+    /// How long open connections may last after SIGTERM
+    #[arg(long, value_name = "TIME")]
+    pub drain_time: Millis,
 }
 
 #[derive(Args, Debug)]

@@ -12,7 +12,7 @@ pub struct Switchover {
     /// The member that becomes the primary
     #[arg(long, value_name = "MEMBER", add = completion::members())]
     pub to: Option<String>,
-    /// Switch over even while another member does not stream
+    /// Switch over even if another member does not stream
     #[arg(long)]
     pub allow_downtime: bool,
     /// Do not ask
@@ -34,9 +34,9 @@ pub struct Discard {
 pub enum Passwords {
     /// Change the passwords of a PostgreSQL cluster without downtime
     ///
-    /// Without --user all of them: those of the superuser, of replication and of pg_rewind, and of declared users. No connection ends and
-    /// replication continues. Clients of a declared user who connect afterwards need the new password, which `quorate env` shows. After an
-    /// interruption, `quorate apply` continues.
+    /// Without --user all of them: those of the superuser, of replication and of pg_rewind, and of declared users. No
+    /// connection ends and replication continues. New connections of a declared user need the new password, which
+    /// `quorate env` shows. After an interruption, `quorate apply` continues.
     Rotate(RotatePasswords),
 }
 

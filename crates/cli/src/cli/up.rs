@@ -11,19 +11,19 @@ pub struct Up {
     /// Name of the cluster
     #[arg(default_value = "demo", add = completion::clusters())]
     pub name: String,
-    /// How many members; 3 unless the cluster exists already
+    /// Number of members; 3 unless the cluster already exists
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=99))]
     pub members: Option<u16>,
-    /// What the cluster runs; a cluster of PostgreSQL comes with an etcd cluster NAME-etcd
+    /// What the cluster runs; a PostgreSQL cluster comes with an etcd cluster NAME-etcd
     #[arg(long, value_enum, value_name = "KIND", default_value_t = Runs::Etcd)]
     pub kind: Runs,
-    /// Do not ask whether more than 9 members are meant
+    /// Do not ask for confirmation of more than 9 members
     #[arg(long, short)]
     pub yes: bool,
-    /// Which etcd; by default that on PATH, else 3.6.14
+    /// The etcd version; by default that on PATH, else 3.6.14
     #[arg(long, value_name = "VERSION")]
     pub etcd_version: Option<Version>,
-    /// How clients authenticate; certificate unless the cluster exists already
+    /// How clients authenticate; certificate unless the cluster already exists
     #[arg(long, value_enum, value_name = "HOW")]
     pub client_auth: Option<Login>,
 }

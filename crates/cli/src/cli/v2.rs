@@ -9,11 +9,11 @@ use crate::completion;
 
 #[derive(Subcommand, Debug)]
 pub enum V2 {
-    /// Write v2 data of another etcd into a cluster
+    /// Write v2 data from another etcd into a cluster
     ///
-    /// Each file is an answer to GET /v2/keys/?recursive=true&quorum=true of an etcd 3.4 or 3.5 that runs with --enable-v2; docs/v2.md
-    /// has the commands, also for data directories. Nothing is overwritten: if a node exists and differs, nothing is written at
-    /// all. Nodes that are equal are skipped, so an import that was interrupted can be repeated.
+    /// Each file is an answer to GET /v2/keys/?recursive=true&quorum=true of an etcd 3.4 or 3.5 that runs with
+    /// --enable-v2; docs/v2.md has the commands, also for data directories. Nothing is overwritten: if a node exists
+    /// and differs, nothing is written at all. Equal nodes are skipped, so an interrupted import can be repeated.
     Import(V2Import),
 }
 
@@ -22,7 +22,7 @@ pub struct V2Import {
     /// Name of the cluster
     #[arg(value_name = "CLUSTER", add = completion::clusters())]
     pub name: String,
-    /// What /v2/keys answered; - is stdin
+    /// Files with answers of /v2/keys; `-` for stdin
     #[arg(value_name = "FILE", required = true)]
     pub files: Vec<PathBuf>,
     #[command(flatten)]

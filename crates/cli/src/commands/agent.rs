@@ -1,6 +1,6 @@
 //! `quorate agent`: the agent of one machine, until it is killed.
 
-use quorate_agent::boot::BootOptions;
+use quorate_agent::boot::{BootOptions, With};
 use quorate_agent::{AgentError, Options, Supervisor};
 
 use crate::cli;
@@ -43,7 +43,12 @@ fn on_one_thread(work: impl Future<Output = Result<(), AgentError>>) -> Result<E
 
 /// `quorate agent boot`: the machine becomes what its seed disk says.
 pub fn boot(options: cli::AgentBoot) -> Result<Exit, Error> {
-    let cli::AgentBoot { root, seed_from, beside_cloud_init } = options;
-    quorate_agent::boot::boot(&BootOptions { root, seed_from, beside_cloud_init })?;
+    let cli::AgentBoot { root, seed_from, beside_cloud_init, ec2 } = options;
+    let with = match (beside_cloud_init, ec2) {
+        (true, _) => With::CloudInit,
+        (false, true) => With::Ec2,
+        (false, false) => With::Nothing,
+    };
+    quorate_agent::boot::boot(&BootOptions { root, seed_from, with })?;
     Ok(Exit::Done)
 }

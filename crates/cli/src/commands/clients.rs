@@ -1,4 +1,4 @@
-//! For the operator's own clients: `env` tells etcdctl how to be root, `cert issue` makes certificates for users.
+//! For the operator's own clients: `env` prints the variables for etcdctl as root, `cert issue` issues certificates for users.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -23,6 +23,10 @@ const NETNS: &str = "QUORATE_NETNS";
 
 pub async fn env(context: &Context, options: cli::Env) -> Result<Exit, Error> {
     let ledger = load::ledger(&context.home, &options.name)?;
+    if ledger.spec.kind == Kind::Postgres && options.front {
+        let what = format!("{} is a cluster of PostgreSQL, and fronts are for etcd", options.name);
+        return Err(Error::refused(what, "use `--proxy`"));
+    }
     if ledger.spec.kind == Kind::Postgres {
         return postgres_env(context, &ledger, &options).await;
     }
@@ -31,6 +35,12 @@ pub async fn env(context: &Context, options: cli::Env) -> Result<Exit, Error> {
     }
     let brought = load::brought_files(&ledger)?;
     let mut environment = clients::environment(&context.home, &ledger, &brought).await?;
+    if options.front {
+        environment.endpoints = clients::fronts(&context.home, &ledger).await?;
+    }
+    if environment.endpoints.is_empty() {
+        return Err(clients::ClientError::NoFront(options.name).into());
+    }
     let user = options.user.as_deref().unwrap_or(ROOT);
     if user != ROOT {
         environment.password = None;

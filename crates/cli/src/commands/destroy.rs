@@ -73,6 +73,7 @@ async fn leave_etcd(context: &Context, spec: &ClusterSpec) -> Result<(), Error> 
     let Some(etcd) = dcs::own_etcd(spec) else { return Ok(()) };
     let Some(known) = load::remembered(&context.home, &etcd)? else { return Ok(()) };
     let brought = load::brought_files(&known)?;
+    output::talk(&format!("removing the user of Patroni from etcd cluster {etcd}\n"));
     let remove = |ledger: &mut Ledger| drop(ledger.etcd.used_by.remove(spec.name.as_str()));
     let outcome = run_loop(context, &known.spec, &brought, "destroy", remove).await?;
     if !outcome.blocked.is_empty() {

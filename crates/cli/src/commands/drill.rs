@@ -120,7 +120,7 @@ fn refuse_another_backup(options: &cli::Drill) -> Result<(), Error> {
         |word: &String| ["--at", "--revision", "--backup", "--snapshot"].iter().any(|option| word.starts_with(option));
     if words.first().is_some_and(|verb| verb == "restore") && words.iter().any(names_one) {
         let what = "a drill restores the backup that it takes itself, with its clients at work";
-        return Err(Error::refused(what, "say only which cluster: `--during \"restore NAME --yes\"`"));
+        return Err(Error::refused(what, "name only the cluster: `--during \"restore NAME --yes\"`"));
     }
     Ok(())
 }
@@ -243,7 +243,10 @@ fn judge_again(file: &Path, options: &cli::Drill) -> Result<Exit, Error> {
     let records = Record::read(BufReader::new(opened)).map_err(Error::file("read", file))?;
     let runs: Vec<_> = records.into_iter().map(|record| (record.judge(Vec::new()), record)).collect();
     let Some((_, first)) = runs.first() else {
-        return Err(Error::refused(format!("{} holds no drill", file.display()), "give what --history wrote"));
+        return Err(Error::refused(
+            format!("{} contains no drill", file.display()),
+            "pass a file that --history wrote",
+        ));
     };
     if options.output.format == Format::Text {
         let told: Vec<String> = runs.iter().map(|(verdict, _)| report::text(verdict)).collect();

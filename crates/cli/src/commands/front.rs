@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use quorate_front::{Options, Prefer, Ready};
+use quorate_front::{MachineOptions, Options, Prefer, Ready};
 
 use super::Context;
 use super::backup::stopped_by_signals;
@@ -22,12 +22,11 @@ pub async fn run(context: &Context, options: cli::Front) -> Result<Exit, Error> 
              --insecure-http unless a proxy in front speaks TLS\n",
         );
     }
-    // One to the client and one to the member.
-    let connections = connections(options.max_connections.saturating_mul(2)) / 2;
+    let connections = at_most(options.max_connections);
     if connections < options.max_connections as usize {
         output::talk(&format!(
-            "warning: this process may open so few files that {connections} connections are the limit, not {}; raise it with \
-             `ulimit -n`, or LimitNOFILE= in a unit\n",
+            "warning: the limit of open files allows {connections} connections instead of {}; raise it with `ulimit -n`, or \
+             LimitNOFILE= in a unit\n",
             options.max_connections
         ));
     }
@@ -36,10 +35,7 @@ pub async fn run(context: &Context, options: cli::Front) -> Result<Exit, Error> 
         cluster: options.name.clone(),
         listen: options.listen,
         hosts: hosts.clone(),
-        prefer: match options.prefer {
-            PreferredMember::Leader => Prefer::Leader,
-            PreferredMember::Spread => Prefer::Spread,
-        },
+        prefer: prefer(options.prefer),
         insecure_http: options.insecure_http,
         connections,
         connections_of_one: of_one,
@@ -50,6 +46,44 @@ pub async fn run(context: &Context, options: cli::Front) -> Result<Exit, Error> 
     drop(ledger);
     quorate_front::run(&context.home, settings, stopped_by_signals()?, ready).await?;
     Ok(Exit::Done)
+}
+
+/// `quorate agent front`: serves on a machine of the cluster, as its agent was told.
+pub fn on_machine(options: cli::AgentFront) -> Result<Exit, Error> {
+    // It fails only when one is installed already.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Error::Runtime)?;
+    runtime.block_on(async {
+        let connections = at_most(options.max_connections);
+        if connections < options.max_connections as usize {
+            tracing::warn!(
+                connections,
+                "this process may open so few files that there is room for no more connections"
+            );
+        }
+        let settings = MachineOptions {
+            directory: options.directory,
+            listen: options.listen,
+            prefer: prefer(options.prefer),
+            connections,
+            connections_of_one: options.max_per_address.map_or(connections.div_ceil(2), |most| most as usize),
+            drain: Duration::from_millis(options.drain_time.0),
+        };
+        quorate_front::run_on_machine(settings, stopped_by_signals()?).await?;
+        Ok(Exit::Done)
+    })
+}
+
+/// As many connections as this process may open files for: one to the client and one to the member.
+fn at_most(wanted: u32) -> usize {
+    connections(wanted.saturating_mul(2)) / 2
+}
+
+fn prefer(member: PreferredMember) -> Prefer {
+    match member {
+        PreferredMember::Leader => Prefer::Leader,
+        PreferredMember::Spread => Prefer::Spread,
+    }
 }
 
 /// What clients call the front; the first one is shown.

@@ -81,7 +81,7 @@ pub async fn import(context: &Context, options: cli::LedgerImport) -> Result<Exi
     }
     beside.merge(&history)?;
     let see = context.command(&format!("status {name}"));
-    output::talk(&format!("the ledger of {name}, version {version}, is taken over; see `{see}`\n"));
+    output::talk(&format!("the ledger of {name}, version {version}, is imported; see `{see}`\n"));
     Ok(Exit::Done)
 }
 
@@ -117,7 +117,7 @@ pub fn who_made_it(trust: &Trust) -> String {
     match (&trust.signer, trust.unsigned) {
         (Some(signer), false) => format!("  checked: it is signed by {signer}\n"),
         (Some(signer), true) => {
-            format!("  WARNING: what {signer} has not signed is taken too, as --unsigned was passed\n")
+            format!("  WARNING: what {signer} has not signed is accepted too, because --unsigned was passed\n")
         }
         (None, _) => String::from(NOT_CHECKED),
     }

@@ -209,7 +209,7 @@ async fn free_lapsed(context: &Context, name: &str) -> Result<(), Error> {
         let seconds = LEASE.as_secs();
         let (holder, host) = (&lock.holder, &lock.host);
         output::talk(&format!(
-            "the ledger of {name} is locked by `{holder}` on {host}; waiting {seconds} s to see whether it is renewed\n"
+            "cluster {name} is locked ({holder} on {host}); waiting {seconds} s to see whether the lock is renewed\n"
         ));
     };
     Ok(context.home.store(name).free_lapsed(tell).await?)

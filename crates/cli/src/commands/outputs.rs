@@ -43,10 +43,12 @@ async fn values(context: &Context, ledger: &Ledger) -> Result<Map<String, Value>
         ("version", json!(version)),
         ("provider", json!(ledger.spec.provider.settings().name())),
         ("endpoints", json!(endpoints)),
+        ("fronts", json!(clients::fronts(&context.home, ledger).await?)),
         ("ca_file", json!(ca)),
         ("ca", json!(pem)),
     ];
-    Ok(values.into_iter().map(|(name, value)| (name.to_owned(), value)).collect())
+    let url = ledger.url().map(|url| ("url", json!(url)));
+    Ok(values.into_iter().chain(url).map(|(name, value)| (name.to_owned(), value)).collect())
 }
 
 async fn of_etcd(context: &Context, ledger: &Ledger) -> Result<(Vec<String>, PathBuf), Error> {

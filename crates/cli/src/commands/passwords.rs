@@ -40,7 +40,7 @@ async fn rotate_dcs(context: &Context, ledger: &Ledger, yes: bool) -> Result<Exi
     let (cluster, brought) = (ledger.spec.name.as_str(), load::brought_files(ledger)?);
     let etcd = load::ledger(&context.home, &name)?;
     let of_etcd = load::brought_files(&etcd)?;
-    output::talk(&format!("Patroni of {cluster} logs in to {name} as another user, and the one of now is removed\n"));
+    output::talk(&format!("Patroni of {cluster} logs in to {name} as another user, and the current one is removed\n"));
     agree(context, yes, 1)?;
     let added = run_loop(context, &etcd.spec, &of_etcd, "passwords", |etcd| dcs::add_login(etcd, cluster)).await?;
     if !added.blocked.is_empty() {

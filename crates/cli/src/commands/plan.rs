@@ -44,7 +44,12 @@ pub async fn run(context: &Context, options: cli::Plan) -> Result<Exit, Error> {
             saved.push(SavedCluster::new(&cluster.spec, known.as_ref().map(|l| l.cluster_id.as_str()), &plan));
         }
     }
-    let end = if json { format!("\n],\"summary\":{}}}\n", to_json(&summary)) } else { summary.line() };
+    let end = match json {
+        true => format!("\n],\"summary\":{}}}\n", to_json(&summary)),
+        // One cluster's page begins with the same numbers.
+        false if summary.clusters == 1 => String::new(),
+        false => summary.line(),
+    };
     out.write_all(end.as_bytes()).and_then(|()| out.flush()).map_err(Error::Output)?;
     if let Some(path) = &options.save {
         saved_plan::write(path, saved)?;

@@ -1,5 +1,6 @@
 //! `quorate down` and `quorate start`: a wish about power in the ledger, and the same loop.
 
+use quorate_control::kinds::postgres::dcs;
 use quorate_core::model::Power;
 
 use super::{Context, conclude, run_loop};
@@ -11,7 +12,10 @@ use crate::output;
 
 pub async fn down(context: &Context, options: cli::Down) -> Result<Exit, Error> {
     let name = &options.name;
-    load::ledger(&context.home, name)?;
+    let users = dcs::users_of(&context.home, &load::ledger(&context.home, name)?);
+    if !users.is_empty() {
+        output::talk(&without_etcd(name, &users.join(", ")));
+    }
     // Data is kept and `start` undoes it, so scripts need not confirm.
     if !options.yes && output::can_ask() {
         let answer =
@@ -25,6 +29,13 @@ pub async fn down(context: &Context, options: cli::Down) -> Result<Exit, Error> 
 
 pub async fn start(context: &Context, named: cli::Named) -> Result<Exit, Error> {
     switch(context, &named.name, "start", Power::On).await
+}
+
+fn without_etcd(name: &str, users: &str) -> String {
+    format!(
+        "warning: {users} keeps Patroni's state in {name}. While {name} is down, the primary stays the primary only while it reaches all \
+         members (`failsafe_mode`), no other can take over, and nothing can be changed\n"
+    )
 }
 
 async fn switch(context: &Context, name: &str, verb: &str, power: Power) -> Result<Exit, Error> {

@@ -30,7 +30,8 @@ pub async fn run(context: &Context, options: cli::Recover) -> Result<Exit, Error
     let seen = verbs::observe(&context.home, &ledger).await?;
     let standing = standing(&ledger, &seen);
     let begun = matches!(ledger.etcd.formation, Formation::Recovering { .. });
-    let shown = format!("{standing}{}", if begun { "" } else { WHAT_MAY_BE_LOST });
+    let users = super::restore::of_users(context, Some(&ledger));
+    let shown = if begun { standing.clone() } else { format!("{standing}{WHAT_MAY_BE_LOST}{users}") };
     let recover = Recover::prepare(&context.home, &cluster, (&ledger, &seen), shown.clone(), options.now).await?;
     if !recover.succeeds() {
         output::talk(&standing);

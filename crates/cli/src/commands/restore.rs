@@ -8,8 +8,10 @@ use std::fmt::Write as _;
 
 use quorate_backup::choose::Wish;
 use quorate_control::kinds::etcd::backup::{Ready, SnapshotAt, Wanted};
+use quorate_control::kinds::postgres::dcs;
 use quorate_control::verbs::restore::{self, Restore, Source};
 use quorate_core::kinds::etcd::limits::MARGIN;
+use quorate_core::model::Ledger;
 use quorate_core::spec::{ClusterSpec, Kind};
 use quorate_core::text::plural;
 
@@ -75,7 +77,8 @@ async fn run_prepared(
     options: &cli::Restore,
 ) -> Result<Exit, Error> {
     let name = cluster.spec.name.as_str();
-    let shown = what_happens(&cluster.spec, restore);
+    let mut shown = what_happens(&cluster.spec, restore);
+    shown.push_str(&of_users(context, restore.known.as_ref()));
     let request = restore.request(shown.clone(), options.now);
     let plan = request.plan(&context.home, cluster).await?;
     output::talk(&format!("{shown}\n"));
@@ -165,11 +168,25 @@ fn what_happens(spec: &ClusterSpec, restore: &Restore) -> String {
     text
 }
 
+/// What an older state of Patroni means for the PostgreSQL clusters that keep it in this one.
+pub fn of_users(context: &Context, etcd: Option<&Ledger>) -> String {
+    let users = etcd.map(|etcd| dcs::users_of(&context.home, etcd)).unwrap_or_default();
+    if users.is_empty() {
+        return String::new();
+    }
+    let users = users.join(", ");
+    format!(
+        "  - PostgreSQL cluster {users} keeps Patroni's state here, which becomes older. If its primary or its synchronous standbys have changed \
+         since, one of those of then can become the primary, even if it lacks confirmed commits. Stop all clients of {users} first, and \
+         wait until `quorate status` shows no lag of any member\n"
+    )
+}
+
 fn what_is_lost(ready: &Ready, highest: u64) -> String {
     let revision = u64::try_from(ready.prepared.revision).unwrap_or(0);
     let when = ready.choice.as_ref().map(|choice| {
         let last = choice.segments.last().map(|last| last.last_at);
-        format!(", {}", shown(last.unwrap_or(choice.full.taken.opened)))
+        format!(" ({} UTC)", shown(last.unwrap_or(choice.full.taken.opened)))
     });
     let when = when.unwrap_or_default();
     match highest.checked_sub(revision).filter(|lost| *lost > 0) {
@@ -179,10 +196,10 @@ fn what_is_lost(ready: &Ready, highest: u64) -> String {
              has raised since"
         ),
         Some(1) => format!(
-            "  - everything written after revision {revision}{when}: the cluster is at revision {highest}, 1 revision is lost"
+            "  - everything written after revision {revision}{when}: the cluster is at revision {highest}, so 1 revision is lost"
         ),
         Some(lost) => format!(
-            "  - everything written after revision {revision}{when}: the cluster is at revision {highest}, {lost} revisions are lost"
+            "  - everything written after revision {revision}{when}: the cluster is at revision {highest}, so {lost} revisions are lost"
         ),
         None => format!("  - everything written after revision {revision}{when}, if anything"),
     }
@@ -198,7 +215,7 @@ const NOT_ENCRYPTED: &str = "\
 ";
 
 const ITS_MACHINES_LIVE: &str = "\
-  note: its machines answer. To take the cluster over as it is, with its data of now, use instead:
+  note: its machines answer. To take the cluster over as it is, with its current data, use instead:
     quorate ledger import --from-backup FILE --identity KEY
     quorate apply FILE --accept-older-ledger
 ";

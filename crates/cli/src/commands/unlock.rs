@@ -16,7 +16,7 @@ pub fn run(context: &Context, options: cli::Unlock) -> Result<Exit, Error> {
         return Ok(Exit::Done);
     };
     output::talk(&format!(
-        "cluster {} is locked by `{}` on {} (process {}) since {}\n",
+        "cluster {} is locked: {} on {} (process {}), since {}\n",
         options.name,
         lock.holder,
         lock.host,
@@ -24,7 +24,7 @@ pub fn run(context: &Context, options: cli::Unlock) -> Result<Exit, Error> {
         lock.since.strftime("%Y-%m-%d %H:%M:%S UTC")
     ));
     if is_alive_here(lock) {
-        output::talk("that process is alive on this host: rather kill it, which frees the lock at once\n");
+        output::talk("that process is alive on this host: kill it instead, which frees the lock at once\n");
     }
     if !options.yes {
         if !output::can_ask() {

@@ -31,7 +31,7 @@ pub async fn run(context: &Context, options: cli::Up) -> Result<Exit, Error> {
     let Cluster { spec, brought } = match known {
         Some(ledger) => {
             let cluster = go_on(&ledger, &options)?;
-            output::talk(&format!("cluster {} exists already; going on with the settings it has\n", options.name));
+            output::talk(&format!("cluster {} already exists; continuing with its settings\n", options.name));
             cluster
         }
         None => Cluster { spec: new_spec(context, &options).await?, brought: Default::default() },
@@ -48,7 +48,7 @@ fn go_on(ledger: &Ledger, options: &cli::Up) -> Result<Cluster, Error> {
     let spec = &ledger.spec;
     let differs = |what: &str, has: String, asked: Option<String>| match asked {
         Some(asked) if asked != has => Err(Error::refused(
-            format!("cluster {} exists with {what} {has}, and {asked} was asked for", spec.name),
+            format!("cluster {} exists with {what} {has}, and {asked} was requested", spec.name),
             "leave that option out to bring it up as it is, or give the new cluster another name",
         )),
         _ => Ok(()),
@@ -95,7 +95,7 @@ fn agree(members: u16, yes: bool) -> Result<(), Error> {
     }
     if !output::can_ask() {
         let what = format!("{members} members are {} processes on this machine", 2 * members);
-        return Err(Error::refused(what, "pass --yes if they are meant; 3 or 5 are usual"));
+        return Err(Error::refused(what, "pass --yes if you mean that; 3 or 5 are usual"));
     }
     match output::ask(&format!("start {members} members? [y/N] "))?.to_ascii_lowercase().as_str() {
         "y" | "yes" => Ok(()),
@@ -109,7 +109,7 @@ pub(super) async fn found_version(context: &Context) -> Result<Option<(PathBuf, 
     let found = binaries::version_of(&etcd, &context.home.programs()).await?;
     let version = found.parse().map_err(|_| {
         let what = format!("{} is etcd {found}, which is not a release", etcd.display());
-        Error::refused(what, "say which release is wanted with --etcd-version")
+        Error::refused(what, "specify a release with --etcd-version")
     })?;
     Ok(Some((etcd, version)))
 }
@@ -136,6 +136,6 @@ mod tests {
         assert_eq!(go_on(&ledger, &options(None)).unwrap().spec, ledger.spec);
         assert!(go_on(&ledger, &options(Some(3))).is_ok());
         let refusal = go_on(&ledger, &options(Some(5))).unwrap_err().to_string();
-        assert_eq!(refusal, "cluster demo exists with --members 3, and 5 was asked for");
+        assert_eq!(refusal, "cluster demo exists with --members 3, and 5 was requested");
     }
 }

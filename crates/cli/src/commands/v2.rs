@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use quorate_control::kinds::etcd::clients::{self, Environment};
-use quorate_core::text::with_causes;
+use quorate_core::text::{plural, with_causes};
 use quorate_etcd::{Client, ConnectOptions, Login, Sockets};
 use quorate_keys::{ImportError, Imported, Keys, Settings};
 use serde::Serialize;
@@ -85,7 +85,7 @@ async fn connect(environment: &Environment) -> Result<Client, Error> {
             Err(error) => last = format!("{endpoint}: {error}"),
         }
     }
-    Err(Error::refused(format!("no member of the cluster answers: {last}"), "`quorate status` tells what is wrong"))
+    Err(Error::refused(format!("no member of the cluster answers: {last}"), "`quorate status` shows what is wrong"))
 }
 
 fn explained(error: ImportError, files: &[PathBuf]) -> Error {
@@ -105,7 +105,7 @@ fn explained(error: ImportError, files: &[PathBuf]) -> Error {
 fn text(name: &str, imported: &Imported) -> String {
     let Imported { written, skipped, replaced } = imported;
     let mut text =
-        format!("cluster {name}: {written} nodes written, {skipped} skipped because they are there already\n");
+        format!("cluster {name}: {} written, {skipped} skipped because they already exist\n", plural(*written, "node"));
     if *replaced > 0 {
         text.push_str(&format!(
             "warning: {replaced} values contain U+FFFD: the v2 API shows it in place of bytes that are not UTF-8; compare them with their \

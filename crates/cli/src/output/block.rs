@@ -104,7 +104,9 @@ mod tests {
 
     fn shown(ledger: &Ledger, context: &Context) -> String {
         let now = "2026-01-01T00:00:00Z".parse().unwrap();
-        let seen = Observation { now, machines: Seen::At(now, Default::default()), agents: Default::default() };
+        let machines = Seen::At(now, Default::default());
+        let fixtures = Seen::At(now, Vec::new());
+        let seen = Observation { now, machines, agents: Default::default(), fixtures };
         let mut status = summarize(ledger, &seen, &Decision::default());
         status.members[0].endpoint = Some(String::from("https://127.64.0.1:2379"));
         if ledger.power == Power::On {

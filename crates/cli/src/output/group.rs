@@ -34,10 +34,18 @@ impl Group<'_> {
 
     /// Members that are interrupted are so one after another.
     pub fn who(&self) -> String {
-        let in_turn = self.deeds.iter().any(|deed| deed.step.action.effect() != Effect::Harmless);
+        let in_turn = !self.is_harmless();
         let names: Vec<&str> = self.members.iter().map(|member| member.as_str()).collect();
         names.join(if in_turn { ", then " } else { ", " })
     }
+
+    fn is_harmless(&self) -> bool {
+        self.deeds.iter().all(is_harmless)
+    }
+}
+
+fn is_harmless(deed: &Deed<'_>) -> bool {
+    deed.step.action.effect() == Effect::Harmless
 }
 
 /// All steps of a plan, in their order.
@@ -51,7 +59,9 @@ pub fn groups(plan: &Plan) -> Vec<Group<'_>> {
             1 => Vec::new(),
             _ => all[at..at + run].iter().filter_map(|step| step.action.about()).collect(),
         };
-        match groups.last_mut().filter(|last| !members.is_empty() && last.members == members) {
+        // "For a, then b: stop each, start each" would read as if a were started before b is stopped.
+        let joins = |last: &&mut Group<'_>| last.is_harmless() && is_harmless(&deed);
+        match groups.last_mut().filter(|last| !members.is_empty() && last.members == members).filter(joins) {
             Some(last) => {
                 last.steps += run;
                 last.deeds.push(deed);
@@ -159,5 +169,13 @@ mod tests {
         let restart = |member: &str| Action::RestartEtcd { member: member.into() };
         let plan = plan(vec![(restart("a"), "old"), (restart("b"), "old"), (restart("c"), "it is ill")]);
         assert_eq!(shown(&plan), ["1-2 a, then b: restart etcd on each", "3 : restart etcd on c"]);
+    }
+
+    #[test]
+    fn what_interrupts_all_members_first_is_a_group_of_its_own() {
+        let stop = |member: &str| Action::StopEtcd { member: member.into() };
+        let begin = |member: &str| Action::StartEtcd { member: member.into(), bootstrap: None };
+        let plan = plan(vec![(stop("a"), "old"), (stop("b"), "old"), (begin("a"), "new"), (begin("b"), "new")]);
+        assert_eq!(shown(&plan), ["1-2 a, then b: stop etcd on each", "3-4 a, b: start etcd on each"]);
     }
 }

@@ -84,6 +84,9 @@ fn head(page: &mut Page, status: &Status) {
     };
     let rest = format!(": {runs}, provider {}{}{ca}", status.provider, stage(status.formation));
     page.line(2, [(Style::Plain, "cluster "), (Style::Bold, status.cluster.as_str()), (Style::Plain, &rest)]);
+    if let Some(url) = &status.url {
+        page.plain(2, &format!("clients connect to {url}"));
+    }
 }
 
 /// Said only until the cluster serves.
@@ -272,6 +275,7 @@ mod tests {
             cluster: String::from("demo"),
             cluster_id: String::from("c"),
             provider: String::from("local"),
+            url: None,
             formation: "formed",
             etcd_version: String::from("3.6.14"),
             verdict: Verdict::Down,

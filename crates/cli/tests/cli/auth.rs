@@ -36,7 +36,7 @@ fn by_password(sandbox: &Sandbox, user: &str, password: &str) -> BTreeMap<String
     environment
 }
 
-/// What the user of `READER_AND_WRITER` may do and what not, as etcdctl of the oldest and the newest version tells.
+/// What the user of `READER_AND_WRITER` may do and what not, as etcdctl of the oldest and the newest version reports.
 #[track_caller]
 fn may_do_what_its_roles_say(sandbox: &Sandbox, user: &BTreeMap<String, String>) {
     for key in ["/a/1", "/b", "/one", "/secret"] {

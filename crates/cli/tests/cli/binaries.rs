@@ -139,7 +139,7 @@ fn debians_package_in_the_version_that_debian_has() {
     };
     let sandbox = Sandbox::new(VERSION);
     let told = apply(&sandbox, "binary: {package: debian}").expect(3).text();
-    assert!(told.contains(&format!("is not offered as {VERSION}; offered: {offered}")), "{told}");
+    assert!(told.contains(&format!("is not available as {VERSION}; available: {offered}")), "{told}");
     assert!(sandbox.etcds().is_empty());
 
     sandbox.file("c.yaml", &spec(1, &offered, "binary: {package: debian}", ""));

@@ -22,7 +22,7 @@ fn a_controller_whose_clock_is_off_by_hours_goes_on_and_by_days_is_told_so() {
         with_clock(&sandbox, offset, &["status", "c"]).ok();
     }
     let told = with_clock(&sandbox, "+72h", &["status", "c"]).fails().text();
-    assert!(told.contains("expired or not valid yet: is the clock right?"), "{told}");
+    assert!(told.contains("expired or not valid yet; check its clock"), "{told}");
     assert!(told.contains("The machine's clock is 3 days behind that of this host"), "{told}");
     assert!(!told.contains("canceled"), "{told}");
 }

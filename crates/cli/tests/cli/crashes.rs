@@ -262,7 +262,7 @@ fn down_ends_etcds_whose_agents_died_before() {
 fn take_over(trio: &Trio) -> Run {
     let begun = Instant::now();
     let refused = trio.apply().expect(7);
-    assert!(refused.text().contains("locked by"), "{}", refused.text());
+    assert!(refused.text().contains("another controller holds the lock"), "{}", refused.text());
     loop {
         let run = trio.apply();
         if run.code != Some(7) {
@@ -304,7 +304,7 @@ fn stopped_at(login: Login, words: &str) {
     let before = others(&trio);
     signal(sleeping, "CONT");
     let woken = sleeper.end().expect(7);
-    let told = ["lost its lock", "taken over", "took over", "obeys fencing number"];
+    let told = ["took the lock", "taken over", "took over", "obeys fencing number"];
     assert!(told.iter().any(|words| woken.stderr.contains(words)), "{}", woken.stderr);
     assert_eq!(others(&trio), before);
     trio.assert_settled();

@@ -97,7 +97,7 @@ fn a_cluster_that_is_taken_out_of_its_file_is_remembered() {
     sandbox.file("c.yaml", &both.replace(&one("second"), ""));
     for arguments in [&["plan", "c.yaml"][..], &["apply", "c.yaml", "--yes"]] {
         let told = sandbox.quorate(arguments).ok().stderr;
-        let note = "note: cluster second was applied from c.yaml, which does not declare it any more";
+        let note = "note: cluster second was applied from c.yaml, which no longer declares it";
         assert!(told.contains(note) && told.contains("quorate destroy second"), "{told}");
     }
     assert_eq!(sandbox.status("second")["verdict"], "healthy");

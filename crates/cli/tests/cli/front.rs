@@ -2,6 +2,7 @@
 //! killed, restarted and upgraded behind it; and what strangers try.
 
 mod drill;
+mod machines;
 mod slow;
 
 use std::collections::BTreeMap;

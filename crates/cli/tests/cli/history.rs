@@ -1,4 +1,4 @@
-//! Stories of what an operator does to a living cluster with one verb, and of the history that tells it: every step, by whom, why,
+//! Stories of what an operator does to a living cluster with one verb, and of the history that records it: every step, by whom, why,
 //! and how it ended, no matter what was killed on the way.
 
 use std::fs;

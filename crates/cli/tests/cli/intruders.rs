@@ -1,4 +1,4 @@
-//! Stories of people who should not get in: what lies about for them to find, and what they can do at the ports of an
+//! Stories of people who should not get in: what is stored where they can find it, and what they can do at the ports of an
 //! agent. They learn nothing, change nothing, and the agent lives on and obeys its own controller.
 
 use std::fs;

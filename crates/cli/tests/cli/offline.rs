@@ -280,7 +280,7 @@ fn open_requests_are_listed_and_withdrawn_unless_they_have_begun_or_somebody_is_
     // This test is the controller that is at work.
     let held = Held::take(store, ledger, "a test", Timestamp::now()).unwrap();
     let refused = operator.run(&["requests", "orders", "--withdraw", "downtime"]);
-    assert!(code(&refused) == 7 && err(&refused).contains("`a test`"), "{}", err(&refused));
+    assert!(code(&refused) == 7 && err(&refused).contains("holds the lock: a test on"), "{}", err(&refused));
     held.release(|_| {}).unwrap();
     let done = operator.run(&["requests", "orders", "--withdraw", "downtime"]);
     assert_eq!((code(&done), err(&done).as_str()), (0, "withdrawn: allow downtime\n"));
@@ -336,7 +336,6 @@ fn a_plan_from_nothing_has_every_step_with_its_reason() {
         assert!(lines.contains(&who), "{text}");
         let at = lines.iter().position(|line| *line == what).unwrap_or_else(|| panic!("{text}"));
         assert!(lines[at + 1].starts_with("because ") && lines[at + 1].ends_with("is in the spec and has no machine"));
-        assert!(text.ends_with(&format!("1 cluster: {count} steps\n")), "{text}");
         assert_eq!(code(&operator.run(&["plan", &file, "--detailed-exitcode"])), 4);
     }
     assert!(!operator.home.path().join("state").exists(), "planning writes nothing");

@@ -2,6 +2,7 @@
 //! confirmed is lost.
 
 mod backups;
+mod older_etcd;
 mod older_patroni;
 mod other_etcd;
 mod passwords;
@@ -226,6 +227,7 @@ fn a_cluster_is_created_changed_repaired_and_destroyed_and_no_commit_is_lost() {
     // The etcd cluster is not destroyed under it; afterwards nothing is left.
     let refused = shop.sandbox.quorate(&["destroy", "orders", "--yes", "--without-backup"]).fails().stderr;
     assert!(refused.contains("shop keeps Patroni's state in orders"), "{refused}");
+    assert!(refused.contains("hint: nothing was deleted; `quorate destroy` of shop comes first"), "{refused}");
     assert!(shop.sandbox.quorate(&["destroy", "shop", "--yes"]).fails().text().contains("no verified backup"));
     shop.sandbox.quorate(&["destroy", "shop", "--yes", "--without-backup"]).ok();
     assert!(shop.sandbox.processes().iter().all(|(_, line)| !line.contains("/machines/shop/")), "something still runs");
@@ -266,7 +268,7 @@ fn members_come_and_go_lose_their_data_and_the_primary_dies() {
     std::fs::remove_dir_all(&data).unwrap();
     let done = shop.apply().ok().text();
     assert!(done.contains(&format!("clone the data to {replica}")), "{done}");
-    // One more, and the primary of then leaves.
+    // One more, and the primary leaves.
     let leaving = shop.primary();
     let stay: Vec<&str> = THREE.into_iter().chain(["pg-4"]).filter(|name| *name != leaving).collect();
     shop.sandbox.file("shop.yaml", &spec("max_connections: 50", &stay));

@@ -108,7 +108,7 @@ fn settings_of_etcd() {
         "version: 3.7.3, flags: {debug: true}",
         &["c.yaml:5:36: error: etcd 3.7.3 has no flag", "these have it: 3.4"],
     );
-    refused("flags: {name: me}", &["c.yaml:5:20: error: the flag `name` is not for the operator to set"]);
+    refused("flags: {name: me}", &["c.yaml:5:20: error: the flag `name` cannot be set in the spec"]);
     refused("version: 3.5.1", &["c.yaml:5:21: error: etcd 3.5.1 can corrupt its data", "the default is 3.6.14"]);
     refused("version: 3.3.27", &["c.yaml:5:21: error"]);
     refused("heartbeat: 500ms, election: 1s", &["c.yaml:5:", "error", "election"]);
@@ -337,7 +337,7 @@ fn a_ledger_that_a_living_controller_holds() {
     {
         let told = sandbox.quorate(arguments).expect(7).stderr;
         for word in [
-            "locked by `quorate apply, by ",
+            "another controller holds the lock: quorate apply, by ",
             &format!("process {}", first.id()),
             &format!("since {since} UTC"),
             "hint:",
@@ -404,7 +404,7 @@ fn changes_that_etcd_has_no_way_for() {
     assert!(told.contains("the cluster runs etcd 3.5.30, and the spec asks for 3.4.23"), "{told}");
     assert_eq!(sandbox.processes(), before);
     let told = sandbox.quorate(&["up", "c", "--members", "5"]).expect(1).stderr;
-    assert!(told.contains("exists with --members 3, and 5 was asked for"), "{told}");
+    assert!(told.contains("exists with --members 3, and 5 was requested"), "{told}");
     sandbox.file("c.yaml", &spec(3, "3.5.30", "", ""));
     sandbox.quorate(&["apply", "c.yaml", "--yes"]).ok();
     assert_eq!(sandbox.processes(), before);

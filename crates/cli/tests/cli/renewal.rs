@@ -13,7 +13,7 @@ use crate::common::{Run, Sandbox, eventually, signal, spec};
 
 const VERSION: &str = "3.5.30";
 const KEYS: usize = 20;
-/// More lines than any replacement tells.
+/// More lines than any replacement prints.
 const MOST_LINES: usize = 60;
 
 /// A cluster named `c` whose members keep their data, with something in it.

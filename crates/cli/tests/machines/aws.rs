@@ -1,6 +1,8 @@
 //! The story of a cluster on instances of EC2, as moto's server has them: records, to each of which the lab gives a body, which is an agent
 //! that starts from exactly the user data that the API was given.
 
+mod systems;
+
 use std::collections::BTreeSet;
 use std::process::Command;
 
@@ -19,7 +21,11 @@ fn variable(name: &str) -> String {
     std::env::var(name).unwrap_or_else(|_| panic!("there is no AWS here: run `cargo xtask lab aws`"))
 }
 
-/// What EC2 answers, as boto3 shows it.
+/// The hosted zone, and the name of the cluster in it.
+const ZONE: &str = "lab.example.com";
+const URL: &str = "https://orders.lab.example.com:2379";
+
+/// What EC2 answers, or `SERVICE.OPERATION`, as boto3 shows it.
 fn ec2(operation: &str, arguments: Value) -> Value {
     let mut command = Command::new(variable(PYTHON));
     command.arg(variable(BODIES)).args(["ask", &variable(SERVER), operation, &arguments.to_string()]);
@@ -38,7 +44,50 @@ fn inventory() -> BTreeSet<String> {
     for (operation, list, id) in lists {
         found.extend(ec2(operation, filter.clone())[list].as_array().expect("a list").iter().map(|one| text(&one[id])));
     }
+    found.extend(load_balancers());
+    found.extend(records());
     found
+}
+
+/// Load balancers and target groups, by ARN.
+fn load_balancers() -> BTreeSet<String> {
+    let lists = [
+        ("elbv2.describe_load_balancers", "LoadBalancers", "LoadBalancerArn"),
+        ("elbv2.describe_target_groups", "TargetGroups", "TargetGroupArn"),
+    ];
+    let ask = |(operation, list, id): (&str, &str, &str)| -> Vec<String> {
+        ec2(operation, json!({}))[list].as_array().expect("a list").iter().map(|one| text(&one[id])).collect()
+    };
+    lists.into_iter().flat_map(ask).collect()
+}
+
+/// The addresses that the load balancer leads to.
+fn targets() -> BTreeSet<String> {
+    let group = load_balancers().into_iter().find(|arn| arn.contains(":targetgroup/")).expect("a target group");
+    let found = ec2("elbv2.describe_target_health", json!({ "TargetGroupArn": group }));
+    let all = found["TargetHealthDescriptions"].as_array().expect("a list").iter();
+    all.map(|one| text(&one["Target"]["Id"])).collect()
+}
+
+fn zone() -> String {
+    let found = ec2("route53.list_hosted_zones_by_name", json!({ "DNSName": ZONE }));
+    text(&found["HostedZones"][0]["Id"])
+}
+
+/// Names and types of records that are not the zone's own, with what they lead to.
+fn records() -> BTreeSet<String> {
+    let found = ec2("route53.list_resource_record_sets", json!({ "HostedZoneId": zone() }));
+    let all = found["ResourceRecordSets"].as_array().expect("a list").iter();
+    let shown = |one: &Value| {
+        let values = one["ResourceRecords"].as_array().into_iter().flatten().map(|value| text(&value["Value"]));
+        let values: Vec<String> = values.chain(one["AliasTarget"]["DNSName"].as_str().map(str::to_owned)).collect();
+        format!("{} {} {}", text(&one["Type"]), text(&one["Name"]), values.join(","))
+    };
+    all.map(shown).filter(|record| !record.starts_with("NS ") && !record.starts_with("SOA ")).collect()
+}
+
+fn addresses() -> BTreeSet<String> {
+    instances().iter().map(|one| text(&one["PrivateIpAddress"])).collect()
 }
 
 fn instances() -> Vec<Value> {
@@ -70,12 +119,15 @@ impl Cluster {
         let vpc = text(&ec2("create_vpc", json!({ "CidrBlock": "10.80.0.0/16" }))["Vpc"]["VpcId"]);
         let subnet = json!({ "VpcId": vpc, "CidrBlock": "10.80.1.0/24", "AvailabilityZone": "eu-west-2a" });
         ec2("create_subnet", subnet);
+        ec2("route53.create_hosted_zone", json!({ "Name": ZONE, "CallerReference": "lab" }));
         let cluster = Cluster { sandbox: Sandbox::new(OLDEST) };
-        cluster.write(3, &vpc);
+        cluster.write(3, &vpc, true);
         cluster
     }
 
-    fn write(&self, members: usize, vpc: &str) {
+    /// With a load balancer, the name leads there.
+    fn write(&self, members: usize, vpc: &str, balanced: bool) {
+        let balancer = if balanced { "        load_balancer: {}\n" } else { "" };
         let server = variable(SERVER);
         let members: String = (1..=members).map(|n| format!("      - {{name: etcd-{n}}}\n")).collect();
         let spec = format!(
@@ -93,6 +145,7 @@ clusters:
         root_size: 8GiB
         data_size: 1GiB
         boot_patience: 2m
+{balancer}        dns: {{zone: {ZONE}, name: orders}}
     members:
 {members}    etcd: {{version: {OLDEST}}}
 "
@@ -111,6 +164,21 @@ clusters:
         assert_eq!(read.trim_end(), "as it was");
         self.sandbox.assert_nothing_to_do("cluster.yaml");
     }
+
+    /// Clients that come to any member by this name find it in its certificate.
+    fn assert_verified(&self, name: &str) {
+        let ca = self.sandbox.environment(NAME)["ETCDCTL_CACERT"].clone();
+        for address in addresses() {
+            let (url, resolved) = (format!("https://{name}:2379/"), format!("{name}:2379:{address}"));
+            let mut curl = Command::new("curl");
+            let run = curl.args(["-sS", "--max-time", "10", "--cacert", &ca, "--resolve", &resolved, &url]);
+            let run: Run = run.output().expect("curl runs").into();
+            // etcd ends the connection later, because no certificate of a client was shown.
+            let refused =
+                ["SSL certificate problem", "no alternative certificate", "does not match", "Could not resolve"];
+            assert!(!refused.iter().any(|words| run.stderr.contains(words)), "{name} at {address}: {}", run.stderr);
+        }
+    }
 }
 
 #[test]
@@ -123,6 +191,16 @@ fn ec2_runs_three_machines_one_is_terminated_one_is_replaced_two_join_and_all_ar
     cluster.assert_healthy();
     let volumes = || inventory().into_iter().filter(|id| id.starts_with("vol-")).count();
     assert_eq!((instances().len(), volumes()), (3, 6), "each has a root and a data volume");
+    assert_eq!(targets(), addresses());
+    assert_eq!(records().len(), 2, "an alias and the text next to it");
+    assert_eq!(sandbox.status(NAME)["url"], URL);
+    assert_eq!(sandbox.quorate(&["output", NAME]).ok().json()["url"], URL);
+    let arn = load_balancers().into_iter().next().expect("a load balancer");
+    let found = ec2("elbv2.describe_load_balancers", json!({ "LoadBalancerArns": [arn] }));
+    let given = text(&found["LoadBalancers"][0]["DNSName"]);
+    for name in ["orders.lab.example.com", &given] {
+        cluster.assert_verified(name);
+    }
     chapter("an instance is terminated behind our back, and its member keeps data and address", || {
         let (id, address) = of("etcd-2");
         ec2("terminate_instances", json!({ "InstanceIds": [id] }));
@@ -146,15 +224,34 @@ fn ec2_runs_three_machines_one_is_terminated_one_is_replaced_two_join_and_all_ar
         assert_ne!(before, after);
         assert_eq!(address, kept, "its data stays, and so does its address");
     });
+    chapter("a machine is replaced with another address, and the load balancer leads there", || {
+        let before = of("etcd-1").1;
+        sandbox.quorate(&["replace", "--yes", "--new-data", NAME, "etcd-1"]).ok();
+        cluster.assert_healthy();
+        assert_ne!(of("etcd-1").1, before);
+        assert_eq!(targets(), addresses());
+    });
     chapter("from three to five and back", || {
         let ledger = sandbox.ledger(NAME);
         let vpc = text(&ledger["spec"]["provider"]["aws"]["vpc"]);
         for members in [5, 3] {
-            cluster.write(members, &vpc);
+            cluster.write(members, &vpc, true);
             cluster.apply().ok();
             cluster.assert_healthy();
             assert_eq!((instances().len(), volumes()), (members, 2 * members));
+            assert_eq!(targets(), addresses());
         }
+        cluster.write(3, &vpc, false);
+    });
+    chapter("names of members in place of the load balancer", || {
+        cluster.apply().ok();
+        cluster.assert_healthy();
+        assert_eq!(load_balancers(), BTreeSet::new());
+        for member in ["etcd-1", "etcd-2", "etcd-3"] {
+            let record = format!("A {member}.orders.{ZONE}. {}", of(member).1);
+            assert!(records().contains(&record), "{record}: {:#?}", records());
+        }
+        cluster.assert_verified("orders.lab.example.com");
     });
     chapter("everything is destroyed", || {
         sandbox.quorate(&["destroy", "--yes", "--without-backup", NAME]).ok();

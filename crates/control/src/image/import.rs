@@ -1,17 +1,17 @@
-//! `quorate image import`: the image of a system container or of a virtual machine goes to an Incus server, under the versions that its
-//! manifest names.
+//! `quorate image import`: the image of a system container or of a virtual machine goes to an Incus server or to OpenStack, under the
+//! versions that its manifest names.
 
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use quorate_providers::{Image, Imported, import_image};
+use quorate_providers::{Image, Imported, Upload, Uploaded, import_image, upload_image};
 
 use super::container::metadata;
 use super::manifest::digest;
 use super::{ImageError, Manifest, manifest_path};
 
-/// What is imported, and where to.
+/// What is imported into Incus, and where to.
 #[derive(Clone, Debug)]
 pub struct ImportOptions {
     pub file: PathBuf,
@@ -22,22 +22,52 @@ pub struct ImportOptions {
     pub keep: usize,
 }
 
+/// What is uploaded to OpenStack, and where to.
+#[derive(Clone, Debug)]
+pub struct UploadOptions {
+    pub file: PathBuf,
+    /// As `clouds.yaml` names it. None: that of the environment.
+    pub cloud: Option<String>,
+    pub region: Option<String>,
+    /// How many of the images that were uploaded before stay, with this one.
+    pub keep: usize,
+}
+
 pub async fn import(options: &ImportOptions) -> Result<Imported, ImageError> {
-    let path = manifest_path(&options.file);
-    let text = fs::read(&path).map_err(ImageError::file("read", &path))?;
-    let manifest: Manifest =
-        serde_json::from_slice(&text).map_err(|source| ImageError::NotAManifest { path, source })?;
-    let (found, _) = digest(&options.file)?;
-    if found != manifest.image_sha256 {
-        let (path, expected) = (options.file.clone(), manifest.image_sha256);
-        return Err(ImageError::OtherImage { path, expected, found });
-    }
+    let manifest = manifest_of(&options.file)?;
     let version = version(&manifest);
     let (remote, project) = (options.remote.as_deref(), options.project.as_deref());
     let metadata = is_disk(&options.file)?.then(|| metadata(&manifest));
     let image = Image { file: &options.file, version: &version, metadata: metadata.as_deref() };
     let imported = import_image(remote, project, &image, options.keep).await;
     imported.map_err(|error| Box::new(error).into())
+}
+
+pub async fn upload(options: &UploadOptions) -> Result<Uploaded, ImageError> {
+    let manifest = manifest_of(&options.file)?;
+    let image = Upload {
+        cloud: options.cloud.as_deref(),
+        region: options.region.as_deref(),
+        file: &options.file,
+        sha256: &manifest.image_sha256,
+        version: &version(&manifest),
+        suite: &manifest.suite,
+    };
+    upload_image(&image, options.keep).await.map_err(|error| Box::new(error).into())
+}
+
+/// The manifest next to an image, which must be the one that it describes.
+fn manifest_of(file: &Path) -> Result<Manifest, ImageError> {
+    let path = manifest_path(file);
+    let text = fs::read(&path).map_err(ImageError::file("read", &path))?;
+    let manifest: Manifest =
+        serde_json::from_slice(&text).map_err(|source| ImageError::NotAManifest { path, source })?;
+    let (found, _) = digest(file)?;
+    if found != manifest.image_sha256 {
+        let (path, expected) = (file.to_owned(), manifest.image_sha256);
+        return Err(ImageError::OtherImage { path, expected, found });
+    }
+    Ok(manifest)
 }
 
 /// A disk in qcow2 begins with these bytes.

@@ -12,7 +12,7 @@ use super::{ImageError, disk, system};
 pub(super) const INITRD: &str = "boot/initrd.img";
 
 /// Puts it into the image and returns the kernel's path below the root.
-pub(super) fn put(root: &Path) -> Result<String, ImageError> {
+pub(super) fn put(root: &Path, ec2: bool) -> Result<String, ImageError> {
     let release = only_name(&root.join("lib/modules"), "kernel", |_| true)?;
     let kernel = only_name(&root.join("boot"), "kernel", |name| name.starts_with("vmlinuz-"))?;
     let busybox =
@@ -28,7 +28,7 @@ pub(super) fn put(root: &Path) -> Result<String, ImageError> {
     let program = fs::read(&busybox).map_err(ImageError::file("read", &busybox))?;
     archive.add("bin/busybox", 0o100_755, &program);
     let mut loaded = Vec::new();
-    for Module { name, content } in modules::read(&root.join("lib/modules").join(&release))? {
+    for Module { name, content } in modules::read(&root.join("lib/modules").join(&release), ec2)? {
         archive.add(&format!("modules/{name}.ko"), 0o100_644, &content);
         loaded.push(name);
     }

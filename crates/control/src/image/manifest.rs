@@ -41,6 +41,9 @@ impl Manifest {
         let program_sha256 = options.program.as_deref().map(digest).transpose()?.map(|(sha256, _)| sha256);
         let mut all = Sha256::new();
         all.update(format!("{} {:?} {program_sha256:?}\n", options.suite, options.format));
+        if options.ec2 {
+            all.update("ec2\n");
+        }
         for package in &packages {
             all.update(format!("{} {} {:?}\n", package.name, package.version, package.sha256));
         }
@@ -129,7 +132,7 @@ mod tests {
     fn another_package_or_agent_makes_another_version() {
         let directory = tempfile::tempdir().unwrap();
         let program = directory.path().join("quorate");
-        let version = |content: &str, listing: &str| {
+        let version_on = |ec2: bool, content: &str, listing: &str| {
             fs::write(&program, content).unwrap();
             let options = Options {
                 output: directory.path().join("image"),
@@ -138,12 +141,15 @@ mod tests {
                 sources: None,
                 packages: Vec::new(),
                 postgres: None,
+                ec2,
                 bytes: 0,
                 format: Format::Disk,
             };
             Manifest::new(&options, packages_in(listing)).unwrap().version
         };
+        let version = |content: &str, listing: &str| version_on(false, content, listing);
         let first = version("agent", LISTING);
+        assert_ne!(first, version_on(true, "agent", LISTING));
         assert_eq!(first, version("agent", LISTING));
         assert_ne!(first, version("another agent", LISTING));
         assert_ne!(first, version("agent", &LISTING.replace("3.4.23-4", "3.4.23-5")));

@@ -17,9 +17,9 @@ mod tools;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-pub use import::{ImportOptions, import};
+pub use import::{ImportOptions, UploadOptions, import, upload};
 pub use manifest::{Manifest, Package};
-pub use quorate_providers::Imported;
+pub use quorate_providers::{Imported, Uploaded};
 
 /// What an image is built of.
 #[derive(Clone, Debug)]
@@ -36,6 +36,8 @@ pub struct Options {
     pub packages: Vec<String>,
     /// The major version of PostgreSQL that its machines can run too, with all that its members need.
     pub postgres: Option<u16>,
+    /// Whether its machines are instances of EC2, which read their seed from the metadata service.
+    pub ec2: bool,
     /// Of the disk. A machine's root disk may be larger: the file system grows into it.
     pub bytes: u64,
     pub format: Format,
@@ -96,7 +98,7 @@ pub fn build(options: &Options, say: &dyn Fn(&str)) -> Result<Manifest, ImageErr
     let image = match options.format {
         Format::Disk => {
             say("making the first file system");
-            let kernel = initrd::put(&root)?;
+            let kernel = initrd::put(&root, options.ec2)?;
             disk::put_boot_menu(&root, &kernel)?;
             say("making the disk");
             disk::make(&root, options.bytes, &scratch.0)?

@@ -21,6 +21,8 @@ const DRIVERS: [&str; 9] = [
     "libcrc32c",
     "ext4",
 ];
+/// Disks of EC2. Its networks are udev's affair, which finds their driver in the root file system.
+const OF_EC2: &str = "nvme";
 
 /// A module as it is loaded.
 pub(super) struct Module {
@@ -29,11 +31,12 @@ pub(super) struct Module {
 }
 
 /// The modules of the kernel in this directory, in the order in which they are loaded.
-pub(super) fn read(directory: &Path) -> Result<Vec<Module>, ImageError> {
+pub(super) fn read(directory: &Path, ec2: bool) -> Result<Vec<Module>, ImageError> {
     let path = directory.join("modules.dep");
     let table = fs::read_to_string(&path).map_err(ImageError::file("read", &path))?;
     let load = |path: &str| Ok(Module { name: name_of(path), content: content(&directory.join(path))? });
-    in_order(&table, &DRIVERS).into_iter().map(load).collect()
+    let wanted: Vec<&str> = DRIVERS.into_iter().chain(ec2.then_some(OF_EC2)).collect();
+    in_order(&table, &wanted).into_iter().map(load).collect()
 }
 
 /// The paths of these modules and of all that they need, each after those that it needs.
@@ -111,8 +114,15 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         fs::create_dir_all(directory.path().join("kernel")).unwrap();
         fs::write(directory.path().join("kernel/virtio_blk.ko"), "code").unwrap();
-        fs::write(directory.path().join("modules.dep"), "kernel/virtio_blk.ko:\n").unwrap();
-        let read = read(directory.path()).unwrap();
-        assert_eq!((read[0].name.as_str(), read[0].content.as_slice()), ("virtio_blk", b"code".as_slice()));
+        fs::write(directory.path().join("kernel/nvme.ko"), "other code").unwrap();
+        fs::write(directory.path().join("modules.dep"), "kernel/virtio_blk.ko:\nkernel/nvme.ko:\n").unwrap();
+        let all = read(directory.path(), false).unwrap();
+        assert_eq!((all[0].name.as_str(), all[0].content.as_slice()), ("virtio_blk", b"code".as_slice()));
+        let names =
+            |ec2| read(directory.path(), ec2).unwrap().into_iter().map(|module| module.name).collect::<Vec<_>>();
+        assert_eq!(
+            (names(false), names(true)),
+            (vec![String::from("virtio_blk")], vec![String::from("virtio_blk"), String::from("nvme")])
+        );
     }
 }

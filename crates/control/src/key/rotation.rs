@@ -29,7 +29,7 @@ pub(super) struct Exchange {
 }
 
 impl Exchange {
-    /// The one that the file tells of, if both of its keys are there and the new one is encrypted to.
+    /// The one that the file describes, if both of its keys are there and the new one is encrypted to.
     pub(super) fn find(text: &str, recipients: &[String]) -> Option<Self> {
         let (old, new) = text.lines().find_map(|line| line.strip_prefix(MARK)?.split_once(TO))?;
         let known = |key: &str| recipients.iter().any(|recipient| recipient == key);

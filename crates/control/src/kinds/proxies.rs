@@ -29,6 +29,15 @@ pub(crate) fn is_proxy(ledger: &Ledger, name: &MemberName) -> bool {
     recorded || ledger.spec.proxies().any(|proxy| proxy.name.as_str() == name.seat())
 }
 
+/// Proxies on separate machines, former ones included while they exist: clients come through all of them.
+pub(crate) fn machines(ledger: &Ledger) -> impl Iterator<Item = MemberName> {
+    let known = ledger.members.iter().filter(|(_, record)| record.proxy.is_some());
+    known.flat_map(|(name, record)| {
+        let former = (1..record.incarnation).map(|incarnation| name.former(incarnation));
+        std::iter::once(name.clone()).chain(former)
+    })
+}
+
 /// Those of the spec, and machines of others that are still there.
 pub(crate) fn status(ledger: &Ledger, seen: &Observation) -> Vec<ProxyStatus> {
     let mut names: Vec<MemberName> = ledger.spec.proxies().map(|proxy| proxy.name.as_str().into()).collect();
@@ -43,7 +52,9 @@ fn one(ledger: &Ledger, seen: &Observation, proxy: MemberName, leaving: bool) ->
     let machine = seen.machines.get().and_then(|machines| machines.get(&proxy));
     let facts = seen.facts(&proxy);
     let (health, why) = facts.map_or_else(|| unseen(seen, &proxy, machine), health);
-    let ends = facts.and_then(|facts| facts.certificates.get(&CertificateUse::Agent)).map(|seen| seen.not_after);
+    // That which ends first. One of a member that became a proxy would be of no use.
+    let shown = [CertificateUse::Agent, CertificateUse::Front];
+    let ends = shown.iter().filter_map(|of| Some(facts?.certificates.get(of)?.not_after)).min();
     ProxyStatus {
         machine: machine_name(ledger, &proxy, machine),
         address: machine.and_then(|machine| machine.address).map(|address| address.to_string()),

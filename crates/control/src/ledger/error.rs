@@ -119,7 +119,7 @@ fn to_the_second(at: Timestamp) -> String {
 
 fn locked(lock: &Lock) -> String {
     format!(
-        "the ledger is locked by `{}` on {} (process {}) since {}",
+        "another controller holds the lock: {} on {} (process {}), since {}",
         lock.holder,
         lock.host,
         lock.pid,
@@ -130,12 +130,12 @@ fn locked(lock: &Lock) -> String {
 fn taken_over(by: Option<&Lock>) -> String {
     match by {
         Some(lock) => format!(
-            "this controller has lost its lock: `{}` on {} (process {}) took over at {}; nothing more is done here",
+            "another controller took the lock: {} on {} (process {}), since {}; nothing more is done here",
             lock.holder,
             lock.host,
             lock.pid,
             to_the_second(lock.since)
         ),
-        None => String::from("this controller has lost its lock; nothing more is done here"),
+        None => String::from("another controller took the lock; nothing more is done here"),
     }
 }

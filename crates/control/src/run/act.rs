@@ -2,6 +2,7 @@
 //! ledger records how they ended. One attempt each: what fails is decided again after the next observation.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use futures_util::future::join_all;
 use jiff::{SignedDuration, Timestamp};
@@ -20,6 +21,7 @@ use quorate_core::planner::{Action, Step, certificate_sans, remember};
 use quorate_core::providers::MachineKind;
 use quorate_pki::{Authority, LeafWish};
 
+use crate::kinds::etcd::front;
 use crate::kinds::etcd::orders::membership;
 use crate::kinds::{etcd, postgres};
 use crate::run::controller::Controller;
@@ -32,6 +34,8 @@ use quorate_providers::NewMachine;
 
 /// How long a new machine has to come up and enrol.
 const ENROLMENT_TIME: SignedDuration = SignedDuration::from_hours(1);
+/// How long a front may take to be told of a member that is about to be stopped.
+const TELLING: Duration = Duration::from_secs(3);
 
 /// What each agent that is to be enrolled answered, or why it is not.
 type Answers = BTreeMap<MemberName, Result<EnrolAnswer, String>>;
@@ -65,7 +69,12 @@ impl Controller {
             let mut done = Vec::new();
             for step in steps {
                 reporter.report(Event::Begins(step));
-                if let Err(source) = self.perform(desired, seen, step, answers, signed).await {
+                let draining = self.drain(step, Some(front::LONGEST_HINT)).await;
+                let performed = self.perform(desired, seen, step, answers, signed).await;
+                if draining {
+                    self.drain(step, None).await;
+                }
+                if let Err(source) = performed {
                     let action = step.action.to_string();
                     let error = ControlError::Step { action, source: Box::new(source) };
                     reporter.report(Event::Failed(step, &error));
@@ -188,6 +197,10 @@ impl Controller {
             Action::DestroyMachine { member, data } => {
                 Ok(self.sight.provider().destroy(&machine_of(seen, member), *data).await?)
             }
+            Action::PutFixture { fixture, leads_to, .. } => {
+                Ok(self.sight.provider().put_fixture(fixture, leads_to).await?)
+            }
+            Action::DropFixture { fixture } => Ok(self.sight.provider().drop_fixture(fixture).await?),
             Action::Enrol { member } => self.enrol(member, answers).await,
             Action::InstallCertificates { member, .. } => {
                 let unsigned = || format!("nothing was signed for {member}");
@@ -321,6 +334,18 @@ impl Controller {
         }
     }
 
+    /// Has every front open no connections to a member that this step stops, for at most this time; or open them again. Says whether there
+    /// was one to tell. One that cannot be told only finds out by its probe.
+    async fn drain(&self, step: &Step, time: Option<SignedDuration>) -> bool {
+        let ledger = self.held.ledger();
+        let Some((member, fronts)) = front::to_be_told(&ledger, &step.action) else { return false };
+        let for_ms = time.map_or(0, |time| u64::try_from(time.as_millis()).unwrap_or_default());
+        let order = Order::Drain { member: member.clone(), for_ms };
+        let there = fronts.iter().filter(|front| self.sight.agent(front).is_some());
+        let told = join_all(there.map(|front| tokio::time::timeout(TELLING, self.order(front, order.clone())))).await;
+        !told.is_empty()
+    }
+
     /// With HAProxy, new clients wait in its queue while the primary changes. One that cannot be told only finds out by its health checks.
     async fn switch_over(&self, step: &Step, member: &MemberName, to: &MemberName) -> Result<(), ControlError> {
         let ledger = self.held.ledger();
@@ -431,8 +456,8 @@ impl Controller {
         let mut signed = Signed::new();
         let mut given = Vec::new();
         for step in steps {
-            let Action::InstallCertificates { member, .. } = &step.action else { continue };
-            let order = self.certificates(desired, requests(seen, member, answers), member);
+            let Action::InstallCertificates { member, uses } = &step.action else { continue };
+            let order = self.certificates(desired, requests(seen, member, answers), member, uses);
             let order = order.and_then(|order| {
                 given.extend(self.leaves(member, &order)?);
                 Ok(order)
@@ -468,9 +493,15 @@ impl Controller {
         ours.map(leaf).collect()
     }
 
-    /// All certificates of one machine: signed here, or as they were brought. A proxy has none but its agent's, whatever it asks for:
-    /// members would take it for one of them.
-    fn certificates(&self, desired: &Desired, asked: Requests, member: &MemberName) -> Result<Order, ControlError> {
+    /// All certificates of one machine: signed here, or as they were brought. A proxy has none but its agent's and that of its front, which
+    /// names nobody, whatever it asks for: members would take it for one of them.
+    fn certificates(
+        &self,
+        desired: &Desired,
+        asked: Requests,
+        member: &MemberName,
+        uses: &BTreeSet<CertificateUse>,
+    ) -> Result<Order, ControlError> {
         let ledger = self.held.ledger();
         let request = |of: CertificateUse| {
             let missing =
@@ -480,6 +511,12 @@ impl Controller {
         let trust = ledger.authorities.client.as_ref().map(|a| a.certificate.clone()).unwrap_or_default();
         let own = self.sign_for_agent(member, request(CertificateUse::Agent)?)?;
         let mut certificates = BTreeMap::from([(CertificateUse::Agent, Certificate { chain: own, key: None })]);
+        // It is decided apart from the others, because etcd must ask who somebody is before it exists.
+        if uses.contains(&CertificateUse::Front) {
+            let wish = self.front_wish(desired, member);
+            let chain = sign(ledger.authorities.client.as_ref(), request(CertificateUse::Front)?, &wish)?;
+            certificates.insert(CertificateUse::Front, Certificate { chain, key: None });
+        }
         if desired.is_proxy(member) {
             return Ok(Order::InstallCertificates { trust, certificates });
         }
@@ -522,6 +559,16 @@ impl Controller {
             certificates.insert(CertificateUse::Health, Certificate { chain, key: None });
         }
         Ok(Order::InstallCertificates { trust, certificates })
+    }
+
+    /// It shows clients the name that they have dialled, and members that the cluster knows it. Nobody's name is in it, so it has no rights.
+    fn front_wish(&self, desired: &Desired, member: &MemberName) -> LeafWish {
+        LeafWish {
+            common_name: String::new(),
+            organization: Some(format!("front of {}", desired.cluster)),
+            client: self.held.ledger().spec.etcd.client_auth.asks_for_certificates(),
+            ..self.member_wish(desired, member, CertificateUse::Front)
+        }
     }
 
     fn member_wish(&self, desired: &Desired, member: &MemberName, of: CertificateUse) -> LeafWish {
@@ -572,8 +619,10 @@ fn machine_of(seen: &Observation, member: &MemberName) -> MachineId {
 }
 
 fn is_for_the_provider(action: &Action) -> bool {
-    use Action::{CreateMachine, DestroyMachine, StartMachine, StopMachine};
-    matches!(action, CreateMachine { .. } | StartMachine { .. } | StopMachine { .. } | DestroyMachine { .. })
+    use Action::{CreateMachine, DestroyMachine, DropFixture, PutFixture, StartMachine, StopMachine};
+    let is_machine =
+        matches!(action, CreateMachine { .. } | StartMachine { .. } | StopMachine { .. } | DestroyMachine { .. });
+    is_machine || matches!(action, PutFixture { .. } | DropFixture { .. })
 }
 
 #[cfg(test)]

@@ -59,7 +59,7 @@ pub struct Controller {
     pub(crate) brought: BroughtFiles,
     history: History,
     verb: String,
-    /// Agents that did not take the new program in this run, and why.
+    /// Agents that did not accept the new program in this run, and why.
     pub(crate) not_upgraded: RefCell<BTreeMap<MemberName, String>>,
     /// The ledger as it was before this run.
     before: Option<Ledger>,
@@ -200,7 +200,7 @@ impl Controller {
         }
     }
 
-    /// An agent that never answered can tell nothing, but its machine may have.
+    /// An agent that never answered reports nothing, but its machine may have.
     async fn out_of_patience(&self, seen: &Observation, waiting: Vec<WaitingFor>) -> ControlError {
         let provider = self.sight.provider();
         let mut last_words = Vec::new();
@@ -355,7 +355,7 @@ pub async fn plan(
     let mut ledger = store.read()?.unwrap_or_else(|| new_ledger(spec));
     begin_run(&mut ledger, spec, Timestamp::now());
     change(&mut ledger);
-    let provider = home.provider(&ledger);
+    let provider = home.observer(&ledger);
     let seen = Sight::new(provider.clone()).look(&ledger, None).await?;
     ledger.fence = latest_fence(&store, &ledger)?;
     let fingerprints = brought.fingerprints(home, &ledger);

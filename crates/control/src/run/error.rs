@@ -12,7 +12,7 @@ use crate::ledger::LedgerError;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
-    #[error("{users} keeps Patroni's state in {cluster}: destroy {users} first")]
+    #[error("{users} keeps Patroni's state in {cluster}")]
     UsedBy { cluster: String, users: String },
     #[error(transparent)]
     Ledger(#[from] LedgerError),
@@ -26,7 +26,7 @@ pub enum ControlError {
     Step { action: String, source: Box<ControlError> },
     #[error("{0}")]
     Enrolment(String),
-    #[error("the agent of {member} did not take the new program: {why}")]
+    #[error("the agent of {member} did not accept the new program: {why}")]
     Upgrade { member: MemberName, why: String },
     #[error("this program's own file cannot be read")]
     OwnProgram { source: io::Error },

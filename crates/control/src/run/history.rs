@@ -108,7 +108,7 @@ impl History {
         let read = || {
             let mut file = File::open(&self.path)?;
             let length = file.metadata()?.len();
-            // One byte more tells whether the first line that is read is whole.
+            // One more byte shows whether the first line that is read is whole.
             file.seek(SeekFrom::Start(length.saturating_sub(bytes.saturating_add(1))))?;
             let mut read = Vec::new();
             file.take(bytes.saturating_add(1)).read_to_end(&mut read)?;
@@ -365,19 +365,19 @@ fn words(before: &Ledger, after: &Ledger) -> Vec<Word> {
     }
     if before.power != after.power {
         let wish = if after.power == Power::Off { "off" } else { "on" };
-        word("power", None, format!("note that the machines are to be {wish}"), "the operator said so");
+        word("power", None, format!("note that the machines are to be {wish}"), "the operator requested it");
     }
     for (member, record) in &after.members {
         let had = before.members.get(member).map_or(1, |r| r.incarnation.max(1));
         if record.incarnation > had {
             let action = format!("note that {member} gets another machine, incarnation {}", record.incarnation);
-            word("replace", Some(member.to_string()), action, "the operator said so");
+            word("replace", Some(member.to_string()), action, "the operator requested it");
         }
         let renews = before.members.get(member).and_then(|r| r.renewing) != record.renewing;
         if let Some(incarnation) = record.renewing.filter(|_| renews) {
             let action =
                 format!("note that {member} gets another machine, incarnation {incarnation}, and keeps its data");
-            word("replace", Some(member.to_string()), action, "the operator said so");
+            word("replace", Some(member.to_string()), action, "the operator requested it");
         }
     }
     for (member, record) in &after.members {

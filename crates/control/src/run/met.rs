@@ -8,7 +8,7 @@ use quorate_core::planner::{UnsafeBecause, safety};
 /// Whom a look has met.
 pub(super) enum Met {
     Agent(AgentSeen),
-    /// With what it tells, if anything.
+    /// With what it reports, if anything.
     KnowsMore(LaterFence, Option<Box<Facts>>),
 }
 

@@ -114,7 +114,7 @@ impl Sight {
         self.agents.get(member).map(|contact| &contact.machine)
     }
 
-    /// Looks, and tells nobody this number: agents that remember it, or a higher one, have obeyed a controller that this ledger knows
+    /// Observes, and sends nobody this number: agents that remember it, or a higher one, have obeyed a controller that this ledger knows
     /// nothing of.
     /// Machines are called as in `known`; `ledger` says whose answer counts.
     pub async fn ask_first(
@@ -182,7 +182,8 @@ impl Sight {
             Err(e @ ProviderError::Io { .. }) => return Err(e.into()),
             Err(e) => {
                 let machines = Seen::Unreachable { since: now, why: e.to_string() };
-                return Ok(Observation { now, machines, agents: BTreeMap::new() });
+                let fixtures = Seen::Unreachable { since: now, why: e.to_string() };
+                return Ok(Observation { now, machines, agents: BTreeMap::new(), fixtures });
             }
         };
         let mut machines = by_name(ledger, found);
@@ -200,7 +201,11 @@ impl Sight {
                 async |fence| contact.client.look(&FactsRequest { fence, auth: false, reach: BTreeSet::new() }).await;
             (member, contact, look_first(ask, ledger, member, (number, tell), fence).await)
         });
-        let looks = join_all(looks).await;
+        let (looks, fixtures) = futures_util::future::join(join_all(looks), self.provider.fixtures()).await;
+        let fixtures = match fixtures {
+            Ok(fixtures) => Seen::At(now, fixtures),
+            Err(e) => Seen::Unreachable { since: now, why: e.to_string() },
+        };
         let agrees = looks.iter().any(|(.., met)| matches!(met, Ok(Met::Agent(AgentSeen::Enrolled(_)))));
         let judged = looks.into_iter().map(|(member, contact, met)| {
             let counts = !agrees || is_witness(ledger, member, contact);
@@ -221,7 +226,7 @@ impl Sight {
                 None => drop(agents.insert(member, Seen::Unreachable { since: now, why: away })),
             }
         }
-        let mut seen = Observation { now, machines: Seen::At(now, machines), agents };
+        let mut seen = Observation { now, machines: Seen::At(now, machines), agents, fixtures };
         if self.knows_more.is_empty() {
             self.ask_who_reaches(ledger, &mut seen, fence).await?;
         }

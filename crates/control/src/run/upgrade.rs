@@ -45,7 +45,7 @@ impl Controller {
         }
     }
 
-    /// The first answer also tells the new agent that it has come up.
+    /// The first request also shows the new agent that it can be reached.
     async fn await_upgrade(&self, member: &MemberName, agent: &AgentClient, fence: u64) -> Result<(), ControlError> {
         let upgraded = async {
             loop {

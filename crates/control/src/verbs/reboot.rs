@@ -126,7 +126,7 @@ struct Request {
 }
 
 impl Request {
-    /// A machine that was ordered to reboot already does so under the request of then.
+    /// A machine that was ordered to reboot already does so under that earlier request.
     fn note(&self, ledger: &mut Ledger) {
         super::add(&mut ledger.downtime, &self.downtime);
         for member in &self.members {

@@ -185,7 +185,8 @@ mod tests {
                 },
             )
         };
-        Observation { now, machines: Seen::At(now, machines.iter().map(machine).collect()), agents: BTreeMap::new() }
+        let machines = Seen::At(now, machines.iter().map(machine).collect());
+        Observation { now, machines, agents: BTreeMap::new(), fixtures: Seen::At(now, Vec::new()) }
     }
 
     #[test]

@@ -64,7 +64,7 @@ impl Switchover {
     }
 }
 
-/// The primary of now, and the timeline on which it is that.
+/// The current primary, and its timeline.
 fn primary(
     ledger: &Ledger,
     seen: &Observation,

@@ -89,7 +89,7 @@ fn a_living_holder_is_named_and_not_disturbed() {
     let _held = Held::take(store.clone(), ledger(), "quorate apply", now).unwrap();
     let current = store.read().unwrap().unwrap();
     let refused = Held::take(store, current, "quorate up", now).unwrap_err().to_string();
-    assert!(refused.contains("`quorate apply`"), "{refused}");
+    assert!(refused.contains("holds the lock: quorate apply on"), "{refused}");
     assert!(refused.contains(&format!("process {}", std::process::id())), "{refused}");
     assert!(refused.contains("since"), "{refused}");
 }

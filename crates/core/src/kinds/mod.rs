@@ -5,7 +5,7 @@ pub mod etcd;
 pub mod postgres;
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use crate::model::{
@@ -30,7 +30,10 @@ impl ClusterSpec {
     /// Where the spec has proxies, and what it says of each.
     fn proxy_entries(&self) -> (&'static str, &[MemberSpec]) {
         match self.kind {
-            Kind::Etcd => ("", &[]),
+            Kind::Etcd => {
+                let machines = self.etcd.front.as_ref().and_then(|front| front.machines.as_deref());
+                ("etcd.front.machines", machines.unwrap_or(&[]))
+            }
             Kind::Postgres => {
                 let haproxy = self.postgres.as_ref().and_then(|postgres| postgres.haproxy.as_ref());
                 ("postgres.haproxy.machines", haproxy.and_then(|haproxy| haproxy.machines.as_deref()).unwrap_or(&[]))
@@ -66,7 +69,7 @@ pub fn openings(config: &NodeConfig) -> Option<Vec<Opening>> {
     let firewall = host.firewall.as_ref()?;
     let kind = match config.patroni().is_some() || config.haproxy().is_some() {
         true => postgres::ports::openings(config, firewall),
-        false => etcd::ports::openings(firewall),
+        false => etcd::ports::openings(config, firewall),
     };
     let scrapers = if host.node_exporter { firewall.scrape_from.clone() } else { Vec::new() };
     let machine = [
@@ -91,7 +94,7 @@ impl Kind {
     /// What proxies run.
     pub fn proxy_service(self) -> &'static str {
         match self {
-            Kind::Etcd => "",
+            Kind::Etcd => etcd::front::FRONT,
             Kind::Postgres => postgres::HAPROXY,
         }
     }
@@ -118,18 +121,26 @@ impl Kind {
         }
     }
 
-    /// Whose logs a machine sends; etcd's need not be listed.
+    /// Whose logs a machine sends; etcd's need not be listed where it is alone.
     pub(crate) fn logs(self, settings: &LogForwarding, spec: &ClusterSpec, member: &MemberSpec) -> Vec<ServiceLog> {
         match self {
-            Kind::Etcd => Vec::new(),
+            Kind::Etcd => etcd::front::logs(settings, spec, member),
             Kind::Postgres => postgres::desire::logs(settings, spec, member),
+        }
+    }
+
+    /// From where clients come to members besides their own addresses: through a front or HAProxy, whose address they verify.
+    pub(crate) fn proxied_addresses(self, spec: &ClusterSpec, ledger: &Ledger) -> BTreeSet<IpAddr> {
+        match self {
+            Kind::Etcd => etcd::front::proxied_addresses(spec, ledger),
+            Kind::Postgres => postgres::desire::proxied_addresses(spec, ledger),
         }
     }
 
     /// The same for a proxy. It has nothing with which it could do more than lead clients to members.
     pub(crate) fn proxy_config(self, spec: &ClusterSpec, ledger: &Ledger) -> NodeConfig {
         match self {
-            Kind::Etcd => NodeConfig { files: Vec::new(), services: Vec::new(), host: None },
+            Kind::Etcd => etcd::front::proxy_config(spec, ledger),
             Kind::Postgres => postgres::desire::proxy_config(spec, ledger),
         }
     }
@@ -277,6 +288,24 @@ impl View<'_> {
         }
     }
 
+    /// By name, the members that clients are led to, with their addresses: those that count and are wanted, and a former machine for as
+    /// long as the next one does not count. `None` while that is not known, or there is nobody yet.
+    pub(crate) fn serving(&self) -> Option<BTreeMap<MemberName, IpAddr>> {
+        match self.desired.kind {
+            Kind::Etcd => etcd::cluster::serving(self.desired, self.cluster()?),
+            // A primary is found by other means (`docs/postgres.md`).
+            Kind::Postgres => None,
+        }
+    }
+
+    /// Whether the cluster was seen to ask who its clients are. Before that, a certificate without a name would open everything.
+    pub(crate) fn authenticates(&self) -> bool {
+        match self.desired.kind {
+            Kind::Etcd => etcd::safety::authenticates(self),
+            Kind::Postgres => true,
+        }
+    }
+
     /// Whether this member does its work.
     pub(crate) fn is_well(&self, member: &MemberName) -> bool {
         if self.desired.is_proxy(member) {
@@ -414,7 +443,7 @@ impl View<'_> {
         }
     }
 
-    /// Whether a member can tell how far its data goes, and was not asked.
+    /// Whether a member can report how far its data goes, and was not asked.
     pub(crate) fn can_tell_more(&self) -> bool {
         match self.desired.kind {
             Kind::Etcd => false,

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use jiff::{SignedDuration, Timestamp};
 
 use super::{
-    BackupNote, Build, Enrolment, FormedWith, LogSecrets, MemberName, NodeConfig, Power, Program, Reboot, SecretKind,
+    BackupNote, Build, Enrolment, FixtureId, FixtureWish, FormedWith, LogSecrets, MemberName, NodeConfig, Power,
+    Program, Reboot, SecretKind,
 };
 use crate::Secret;
 use crate::kinds::{etcd, postgres};
@@ -48,6 +49,10 @@ pub struct Desired {
     pub proxies: BTreeMap<MemberName, DesiredMember>,
     /// Those that the ledger knows, with their addresses; among them some that the spec no longer names.
     pub known_proxies: BTreeMap<MemberName, BTreeSet<IpAddr>>,
+    /// What it is to have besides machines, what others rest on first.
+    pub fixtures: Vec<FixtureWish>,
+    /// Those that the ledger knows.
+    pub known_fixtures: BTreeSet<FixtureId>,
     pub certificates: CertificateWish,
     pub revocable: Revocable,
     /// Settings that differ from what was carried out before. They explain steps and decide nothing.
@@ -123,6 +128,8 @@ pub struct DesiredMember {
     pub build: Option<Build>,
     /// Where its data is stored, if its next machine can use it too.
     pub data: Option<String>,
+    /// Names, besides its own, under which clients come to it.
+    pub names: BTreeSet<String>,
     /// The incarnation of the machine that it gets next, with the data of the one before.
     pub renewing: Option<u64>,
     /// Why it did not become a voter when this run tried.
@@ -153,6 +160,8 @@ pub struct CertificateWish {
     pub root: bool,
     /// Whether the machine gets one for health checks.
     pub health: bool,
+    /// The machines that get one for their front.
+    pub fronts: BTreeSet<MemberName>,
     /// Set where certificates are made elsewhere: what is wanted is then exactly these.
     pub brought: Option<BTreeMap<MemberName, String>>,
     pub brought_root: Option<String>,

@@ -139,6 +139,8 @@ pub enum CertificateUse {
     Agent,
     /// For health checks on the machine. Its name is no etcd user, unless the spec declares one.
     Health,
+    /// A front's, to its clients and to members. It names no user. Signed by the CA of clients.
+    Front,
 }
 
 impl CertificateUse {
@@ -149,6 +151,7 @@ impl CertificateUse {
             CertificateUse::Root => "root",
             CertificateUse::Agent => "agent",
             CertificateUse::Health => "health",
+            CertificateUse::Front => "front",
         }
     }
 }

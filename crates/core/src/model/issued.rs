@@ -25,7 +25,7 @@ pub struct IssuedCertificate {
     pub revoked: bool,
 }
 
-/// A machine's certificate: to clients, to peers, as user root, or for health checks. It is refused once that machine is no longer part of the
+/// A machine's certificate: to clients, to peers, as user root, for health checks, or of a front. It is refused once that machine is no longer part of the
 /// cluster. One that was renewed is kept until it has ended: its key is that of the one after it.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct MachineCertificate {
@@ -95,7 +95,7 @@ impl Issued {
     /// The serial numbers that etcd refuses of its peers. A peer that showed what clients are shown has done so in a cluster
     /// whose peers had no separate CA yet.
     pub fn refused_of_peers(&self) -> impl Iterator<Item = &str> {
-        self.refused_machines(|of| !matches!(of, CertificateUse::Root | CertificateUse::Health))
+        self.refused_machines(|of| !matches!(of, CertificateUse::Root | CertificateUse::Health | CertificateUse::Front))
     }
 
     fn refused_machines(&self, of: impl Fn(CertificateUse) -> bool) -> impl Iterator<Item = &str> {

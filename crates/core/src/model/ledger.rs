@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::{Authorities, AuthorityRecord, Issued, MemberName, Plane};
+use super::{Authorities, AuthorityRecord, CLIENT_PORT, FixtureKind, Fixtures, Issued, MemberName, Plane};
 use crate::Secret;
 use crate::kinds::{etcd, postgres};
 use crate::providers;
@@ -119,6 +119,9 @@ pub struct Ledger {
     /// Where the provider has made machines, for providers with several such places: it looks there until nothing is left.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub places: BTreeSet<String>,
+    /// What the provider has made besides machines, or was about to.
+    #[serde(default, skip_serializing_if = "Fixtures::is_empty")]
+    pub fixtures: Fixtures,
     pub authorities: Authorities,
     /// Certificates that were signed here, and the lists of those that are refused.
     #[serde(default)]
@@ -174,7 +177,7 @@ pub struct Consent {
 pub struct BackupSigning {
     pub key: Secret,
     pub public: Signer,
-    /// Backups of before have no signature.
+    /// Earlier backups have no signature.
     pub since: Timestamp,
 }
 
@@ -312,7 +315,7 @@ impl std::hash::Hash for Ledger {
         (self.version, self.fence, self.power, &self.destroy, &self.without_backup, &self.etcd, &self.postgres)
             .hash(state);
         (&self.members, &self.authorities, &self.issued, &self.downtime, &self.without_grace).hash(state);
-        (&self.formed_with, &self.backups, &self.backup_signing).hash(state);
+        (&self.formed_with, &self.backups, &self.backup_signing, &self.fixtures).hash(state);
     }
 }
 
@@ -321,6 +324,18 @@ impl Ledger {
     pub fn proxy_addresses(&self, spec: &ClusterSpec) -> BTreeSet<IpAddr> {
         let known = spec.proxies().filter_map(|proxy| self.members.get(&proxy.name.as_str().into())?.proxy.as_ref());
         known.flat_map(|proxy| proxy.addresses.iter().copied()).collect()
+    }
+
+    /// The one address for all clients, where the cluster has a name or a load balancer: the name of the spec, or the one that the provider
+    /// gave.
+    pub fn url(&self) -> Option<String> {
+        let settings = self.spec.provider.settings();
+        let wished = settings.fixtures(&self.spec);
+        let made = || wished.iter().filter_map(|wish| self.fixtures.0.get_key_value(&wish.id));
+        let given = || made().flat_map(|(_, record)| record.names.iter()).next().cloned();
+        let is_made = made().any(|(id, _)| id.kind == FixtureKind::Records);
+        let name = settings.cluster_name(&self.spec).filter(|_| is_made).or_else(given)?;
+        Some(format!("https://{name}:{CLIENT_PORT}"))
     }
 
     /// Where a machine was last known to be: that of a member, or of a proxy.
@@ -359,6 +374,7 @@ impl Ledger {
             formed_with: _,
             members,
             places: _,
+            fixtures: _,
             authorities: Authorities { client, control, peer },
             issued: Issued { users: _, machines: _, client_crl: _, peer_crl: _, peer_lists: _ },
             backup_signing,
@@ -415,6 +431,7 @@ impl Ledger {
             formed_with: None,
             members: BTreeMap::new(),
             places: BTreeSet::new(),
+            fixtures: Fixtures::default(),
             authorities: Authorities::default(),
             issued: Issued::default(),
             backup_signing: None,

@@ -6,6 +6,7 @@ mod build;
 mod desired;
 mod endpoint;
 mod facts;
+mod fixture;
 mod host;
 mod issued;
 mod ledger;
@@ -24,6 +25,7 @@ pub use facts::{
     AgentSeen, BinarySeen, Busy, CertificateSeen, CertificateUse, ConfigAttempt, DataSeen, Distrust, EDITED, Exit,
     Facts, Host, LONGEST_PACKAGE_UPGRADE, Number, PackagesSeen, RebootSeen, ServiceState, Stamp,
 };
+pub use fixture::{FixtureId, FixtureKind, FixtureRecord, FixtureSeen, FixtureWish, Fixtures, Obstacle};
 pub use host::{
     FirewallConfig, ForwardConfig, ForwardSecrets, HostConfig, LogForwardingConfig, LogSecrets, LogSourceConfig,
     ServiceLog, SourceLogin, SourceSecrets,
@@ -35,8 +37,8 @@ pub use ledger::{
 };
 pub use name::{MachineId, MemberName};
 pub use node_config::{
-    ADDRESS, Archive, BinarySource, ConfigFile, EtcdService, HaproxyService, NextVersion, NodeConfig, PatroniService,
-    PgbouncerService, Pod, ProgramService, ROOT, Runs, ServiceConfig,
+    ADDRESS, Archive, BinarySource, ConfigFile, EtcdService, FrontService, HaproxyService, NextVersion, NodeConfig,
+    PatroniService, PgbouncerService, Pod, ProgramService, ROOT, Runs, ServiceConfig,
 };
 pub use opening::{Audience, Opening};
 pub use program::{FIRST_UPGRADABLE, FailedUpgrade, OLDEST_PROTOCOL, PROTOCOL, Program, ProgramSeen};

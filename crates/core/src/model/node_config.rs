@@ -43,7 +43,7 @@ impl ConfigFile {
         ConfigFile { path: path.to_owned(), mode, content, hex: false }
     }
 
-    /// What the file holds; none where it is said to be hexadecimal and is not.
+    /// What the file holds; none where it is not hexadecimal.
     pub fn bytes(&self) -> Option<Vec<u8>> {
         let text = self.content.expose();
         if !self.hex {
@@ -77,6 +77,8 @@ pub enum Runs {
     Haproxy(HaproxyService),
     /// The same.
     Pgbouncer(PgbouncerService),
+    /// The same.
+    Front(FrontService),
     /// A program of the machine that needs no more than to be kept running.
     Program(ProgramService),
 }
@@ -162,6 +164,18 @@ pub struct PgbouncerService {
     pub users: BTreeMap<String, Secret>,
 }
 
+/// One address in front of an etcd cluster. All else it reads from a file, again when that has changed.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct FrontService {
+    pub port: u16,
+    /// `spread` or `leader`.
+    pub prefer: String,
+    pub max_connections: u32,
+    /// If absent, half.
+    pub max_per_address: Option<u32>,
+    pub drain_ms: u64,
+}
+
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ProgramService {
     pub path: String,
@@ -205,35 +219,42 @@ impl NodeConfig {
     pub fn etcd(&self) -> Option<&EtcdService> {
         self.services.iter().find_map(|service| match &service.runs {
             Runs::Etcd(etcd) => Some(etcd),
-            Runs::Patroni(_) | Runs::Haproxy(_) | Runs::Pgbouncer(_) | Runs::Program(_) => None,
+            Runs::Patroni(_) | Runs::Haproxy(_) | Runs::Pgbouncer(_) | Runs::Front(_) | Runs::Program(_) => None,
         })
     }
 
     pub fn etcd_mut(&mut self) -> Option<&mut EtcdService> {
         self.services.iter_mut().find_map(|service| match &mut service.runs {
             Runs::Etcd(etcd) => Some(etcd),
-            Runs::Patroni(_) | Runs::Haproxy(_) | Runs::Pgbouncer(_) | Runs::Program(_) => None,
+            Runs::Patroni(_) | Runs::Haproxy(_) | Runs::Pgbouncer(_) | Runs::Front(_) | Runs::Program(_) => None,
         })
     }
 
     pub fn patroni(&self) -> Option<&PatroniService> {
         self.services.iter().find_map(|service| match &service.runs {
             Runs::Patroni(patroni) => Some(patroni),
-            Runs::Etcd(_) | Runs::Haproxy(_) | Runs::Pgbouncer(_) | Runs::Program(_) => None,
+            Runs::Etcd(_) | Runs::Haproxy(_) | Runs::Pgbouncer(_) | Runs::Front(_) | Runs::Program(_) => None,
         })
     }
 
     pub fn haproxy(&self) -> Option<&HaproxyService> {
         self.services.iter().find_map(|service| match &service.runs {
             Runs::Haproxy(haproxy) => Some(haproxy),
-            Runs::Etcd(_) | Runs::Patroni(_) | Runs::Pgbouncer(_) | Runs::Program(_) => None,
+            Runs::Etcd(_) | Runs::Patroni(_) | Runs::Pgbouncer(_) | Runs::Front(_) | Runs::Program(_) => None,
         })
     }
 
     pub fn pgbouncer(&self) -> Option<&PgbouncerService> {
         self.services.iter().find_map(|service| match &service.runs {
             Runs::Pgbouncer(pgbouncer) => Some(pgbouncer),
-            Runs::Etcd(_) | Runs::Patroni(_) | Runs::Haproxy(_) | Runs::Program(_) => None,
+            Runs::Etcd(_) | Runs::Patroni(_) | Runs::Haproxy(_) | Runs::Front(_) | Runs::Program(_) => None,
+        })
+    }
+
+    pub fn front(&self) -> Option<&FrontService> {
+        self.services.iter().find_map(|service| match &service.runs {
+            Runs::Front(front) => Some(front),
+            Runs::Etcd(_) | Runs::Patroni(_) | Runs::Haproxy(_) | Runs::Pgbouncer(_) | Runs::Program(_) => None,
         })
     }
 
@@ -263,6 +284,7 @@ impl NodeConfig {
                 Runs::Haproxy(HaproxyService { program, .. }) => digest_of(program),
                 // It takes up another port only when it starts.
                 Runs::Pgbouncer(PgbouncerService { program, port, .. }) => digest_of(&(program, port)),
+                Runs::Front(front) => digest_of(&(front, &service.user)),
                 Runs::Program(program) => digest_of(&(program, &service.user, inputs)),
             }
         };

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::{AgentSeen, Build, Facts, MemberName, ProgramSeen};
+use super::{AgentSeen, Build, Facts, FixtureSeen, MemberName, ProgramSeen};
 use crate::kinds::etcd::EtcdStatus;
 
 /// One look at something that may not answer.
@@ -32,6 +32,14 @@ pub struct Observation {
     pub now: Timestamp,
     pub machines: Seen<BTreeMap<MemberName, MachineSeen>>,
     pub agents: BTreeMap<MemberName, Seen<AgentSeen>>,
+    /// What there is besides machines.
+    #[serde(default = "none")]
+    pub fixtures: Seen<Vec<FixtureSeen>>,
+}
+
+/// Of an observation by an older quorate, which knew of none.
+fn none() -> Seen<Vec<FixtureSeen>> {
+    Seen::At(Timestamp::UNIX_EPOCH, Vec::new())
 }
 
 impl Observation {

@@ -3,13 +3,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
 use crate::kinds::etcd::{AuthOp, FormingMember};
 use crate::kinds::postgres::{CatalogOp, Known, RestoreTarget, RotationStage};
 use crate::listed::listed;
-use crate::model::{CertificateUse, Data, DataSeen, MemberName, Program, SecretKind, Stamp, TrustPlane};
+use crate::model::{
+    CertificateUse, Data, DataSeen, FixtureId, FixtureKind, MemberName, Program, SecretKind, Stamp, TrustPlane,
+};
 use crate::text::list;
 
 listed! {
@@ -83,7 +86,7 @@ listed! {
         WipePostgres { member: MemberName, stamp: Stamp },
         /// Makes the store of backups ready for this cluster and checks that the log gets there.
         PrepareRepository { member: MemberName, place: String },
-        /// Restores a backup next to the data of now and recovers it to where the operator wants.
+        /// Restores a backup next to the current data and recovers it to where the operator wants.
         RestoreBackup { member: MemberName, stamp: Stamp, target: RestoreTarget },
         /// Puts the restored data in place of what is there, which is kept next to it.
         PutRestored { member: MemberName, was: DataSeen, stamp: Stamp },
@@ -121,6 +124,9 @@ listed! {
         RevokeUser { user: String },
         /// The same of a machine.
         RevokeMachine { member: MemberName, incarnation: u64 },
+        /// Makes a fixture, or has it lead to these members; to the load balancer where there are none.
+        PutFixture { fixture: FixtureId, leads_to: BTreeMap<MemberName, IpAddr>, is_new: bool },
+        DropFixture { fixture: FixtureId },
         ForgetCluster,
     }
 }
@@ -247,6 +253,8 @@ impl Action {
             Action::PutRestored { member, .. } | Action::SetAside { member, .. } => {
                 on(member).shown("restoring").destroys()
             }
+            Action::PutFixture { .. } => HERE,
+            Action::DropFixture { .. } => HERE.interrupts(),
             Action::RecordSigner { .. } | Action::RecordDistrust { .. } | Action::RevokeMachine { .. } => RECORDED,
             Action::RevokeUser { .. } | Action::ForgetCluster => RECORDED.destroys(),
         }
@@ -419,6 +427,19 @@ impl fmt::Display for Action {
             Action::RevokeMachine { member, incarnation } => {
                 write!(f, "revoke the certificates of machine {member}.{incarnation}")
             }
+            Action::PutFixture { fixture, leads_to, is_new } => {
+                let members = list(leads_to.keys());
+                match (fixture.kind, leads_to.is_empty(), is_new) {
+                    (FixtureKind::LoadBalancer, _, true) => write!(f, "create {fixture}"),
+                    (FixtureKind::LoadBalancer, ..) => write!(f, "lead {fixture} to {members}"),
+                    (FixtureKind::Records, true, _) => write!(f, "point {fixture} to the load balancer"),
+                    (FixtureKind::Records, ..) => write!(f, "point {fixture} to {members}"),
+                }
+            }
+            Action::DropFixture { fixture } => match fixture.kind {
+                FixtureKind::LoadBalancer => write!(f, "delete {fixture}"),
+                FixtureKind::Records => write!(f, "delete the records of {fixture}"),
+            },
             Action::ForgetCluster => write!(f, "forget the cluster"),
         }
     }

@@ -13,7 +13,7 @@ use super::voters::{healthy_of, quorum};
 use crate::kinds::etcd::limits::MARGIN;
 use crate::kinds::postgres::safety::Unfit;
 use crate::listed::listed;
-use crate::model::{Distrust, MemberName, Program};
+use crate::model::{Distrust, FixtureId, MemberName, Program};
 use crate::text::list;
 
 listed! {
@@ -21,6 +21,7 @@ listed! {
     #[serde(rename_all = "snake_case", tag = "kind")]
     pub enum UnsafeBecause {
         ForeignMachine { member: MemberName, found: String, ours: String },
+        FixtureObstructed { fixture: FixtureId, what: String, remedy: String },
         SecondKey { member: MemberName },
         OlderLedger { member: MemberName, what: &'static str, ledger: u64, agent: u64 },
         Untrusted { member: MemberName, distrust: Distrust },
@@ -130,6 +131,7 @@ impl UnsafeBecause {
             UnsafeBecause::ForeignMachine { member, .. } | UnsafeBecause::ForeignData { member, .. } => {
                 by(Rule::DataDiesOnlyByConsent).on(member).bars_orders()
             }
+            UnsafeBecause::FixtureObstructed { .. } => by(Rule::OthersAreLeftAlone),
             UnsafeBecause::SecondKey { member } => by(Rule::OneKeyPerToken).on(member).bars_orders(),
             UnsafeBecause::OlderLedger { member, .. } => by(Rule::OneController).on(member).bars_orders(),
             UnsafeBecause::Untrusted { member, .. } => by(Rule::UnseenIsUnsafe).on(member).bars_orders(),
@@ -213,10 +215,13 @@ impl fmt::Display for UnsafeBecause {
                 "the machine of {member} exists already and belongs to another cluster (its mark says {found}, this \
                  cluster is {ours})"
             ),
+            UnsafeBecause::FixtureObstructed { fixture, what, .. } => {
+                write!(f, "{fixture} cannot be put in place: {what}")
+            }
             UnsafeBecause::SecondKey { member } => write!(
                 f,
-                "an agent with another key answers in the place of {member}: the enrolment token was used by a first one \
-                 before"
+                "an agent with another key answers as {member}: another key has already used the enrolment \
+                 token"
             ),
             UnsafeBecause::OlderLedger { member, what, ledger, agent } if ledger == agent => write!(
                 f,

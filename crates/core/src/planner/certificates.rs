@@ -43,19 +43,22 @@ fn wanting(
     machine: &MachineSeen,
     found: &BTreeMap<CertificateUse, CertificateSeen>,
 ) -> Vec<(CertificateUse, String)> {
-    let uses = uses(view.desired, member).into_iter();
-    uses.filter_map(|of| {
-        let why = fault(view, member, machine, of, found.get(&of))?;
-        Some((of, why))
-    })
-    .collect()
+    let mut uses = uses(view.desired, member);
+    uses.retain(|of| *of != CertificateUse::Front || view.authenticates());
+    uses.into_iter()
+        .filter_map(|of| {
+            let why = fault(view, member, machine, of, found.get(&of))?;
+            Some((of, why))
+        })
+        .collect()
 }
 
 /// What a machine has certificates for. With those of a member it could replicate and command Patroni, or pass for a member: a proxy
-/// gets none of them.
+/// gets none of them. That of a front names nobody.
 pub fn uses(desired: &Desired, member: &MemberName) -> Vec<CertificateUse> {
     if desired.is_proxy(member) {
-        return vec![CertificateUse::Agent];
+        let fronts = desired.certificates.fronts.contains(member).then_some(CertificateUse::Front);
+        return fronts.into_iter().chain([CertificateUse::Agent]).collect();
     }
     let mut uses = vec![CertificateUse::Member];
     if desired.certificates.peer.is_some() {
@@ -66,6 +69,9 @@ pub fn uses(desired: &Desired, member: &MemberName) -> Vec<CertificateUse> {
     }
     if desired.certificates.health {
         uses.push(CertificateUse::Health);
+    }
+    if desired.certificates.fronts.contains(member) {
+        uses.push(CertificateUse::Front);
     }
     uses.push(CertificateUse::Agent);
     uses
@@ -88,7 +94,7 @@ fn fault(
         CertificateUse::Member => wish.brought.as_ref().and_then(|b| b.get(member)),
         CertificateUse::Peer => shared_with_clients(wish).and_then(|b| b.get(member)),
         CertificateUse::Root => wish.brought_root.as_ref(),
-        CertificateUse::Agent | CertificateUse::Health => None,
+        CertificateUse::Agent | CertificateUse::Health | CertificateUse::Front => None,
     };
     if let Some(brought) = brought {
         return (certificate.fingerprint != *brought)
@@ -98,12 +104,12 @@ fn fault(
     if certificate.authority_key_id.as_deref() != authority {
         return Some(format!("the {name} certificate of {member} is signed by another CA"));
     }
-    if matches!(of, CertificateUse::Member | CertificateUse::Peer) {
+    if matches!(of, CertificateUse::Member | CertificateUse::Peer | CertificateUse::Front) {
         let lacking = sans(desired, member, machine, of).difference(&certificate.sans).cloned().collect::<Vec<_>>();
         if !lacking.is_empty() {
             return Some(format!("the {name} certificate of {member} lacks {}", lacking.join(", ")));
         }
-        if certificate.organization != wish.organization {
+        if of != CertificateUse::Front && certificate.organization != wish.organization {
             return Some(format!("the {name} certificate of {member} names another organization"));
         }
     }
@@ -133,7 +139,11 @@ fn fault(
 pub fn renewal_window(of: CertificateUse, of_leaves: SignedDuration) -> SignedDuration {
     match of {
         CertificateUse::Agent => AGENT_VALIDITY / 3,
-        CertificateUse::Member | CertificateUse::Peer | CertificateUse::Root | CertificateUse::Health => of_leaves,
+        CertificateUse::Member
+        | CertificateUse::Peer
+        | CertificateUse::Root
+        | CertificateUse::Health
+        | CertificateUse::Front => of_leaves,
     }
 }
 
@@ -142,7 +152,7 @@ pub(crate) fn authority(wish: &CertificateWish, of: CertificateUse) -> (Option<&
     match of {
         CertificateUse::Agent => (wish.control_authority.as_deref(), wish.control_authority_ends),
         CertificateUse::Peer => (wish.peer.as_ref().map(|p| p.signs.as_str()), wish.peer.as_ref().map(|p| p.ends)),
-        CertificateUse::Member | CertificateUse::Root | CertificateUse::Health => {
+        CertificateUse::Member | CertificateUse::Root | CertificateUse::Health | CertificateUse::Front => {
             (wish.client_authority.as_deref(), wish.client_authority_ends)
         }
     }
@@ -163,6 +173,10 @@ pub(crate) fn shared_with_clients(wish: &CertificateWish) -> Option<&BTreeMap<Me
 pub fn sans(desired: &Desired, member: &MemberName, machine: &MachineSeen, of: CertificateUse) -> BTreeSet<String> {
     let mut sans = desired.certificates.extra_sans.clone();
     sans.extend(machine.address.map(|address| address.to_string()));
+    // It passes for no member, not even for the one on its machine.
+    if of == CertificateUse::Front {
+        return sans;
+    }
     sans.insert(String::from("127.0.0.1"));
     sans.insert(String::from("localhost"));
     sans.insert(member.to_string());
@@ -171,6 +185,7 @@ pub fn sans(desired: &Desired, member: &MemberName, machine: &MachineSeen, of: C
     }
     if of == CertificateUse::Member {
         sans.extend(desired.certificates.proxied.iter().map(ToString::to_string));
+        sans.extend(desired.machine(member).into_iter().flat_map(|wish| wish.names.iter().cloned()));
     }
     if of == CertificateUse::Peer {
         sans.retain(|san| san.parse::<IpAddr>().is_ok());

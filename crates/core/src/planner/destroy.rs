@@ -1,6 +1,6 @@
 //! Destruction, once confirmed: every machine of the cluster is destroyed, then its ledger is removed.
 
-use super::{Action, Decision, View, WaitingFor, machines};
+use super::{Action, Decision, View, WaitingFor, fixtures, machines};
 use crate::model::{Data, Destruction, PowerState, Seen};
 
 pub(super) fn decide(view: &View<'_>, word: &Destruction, decision: &mut Decision) {
@@ -10,6 +10,10 @@ pub(super) fn decide(view: &View<'_>, word: &Destruction, decision: &mut Decisio
     }
     if let Err(because) = view.may_destroy(word) {
         return decision.block(because);
+    }
+    // Clients are led nowhere else first, and networks are free to go with the last machine.
+    if fixtures::remove_all(view, decision) {
+        return;
     }
     let found = match &seen.machines {
         Seen::At(_, machines) => machines,

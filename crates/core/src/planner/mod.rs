@@ -12,6 +12,7 @@ mod decide;
 mod decision;
 mod destroy;
 pub(crate) mod enrolment;
+pub(crate) mod fixtures;
 pub(crate) mod machines;
 mod plan;
 pub(crate) mod proxies;

@@ -8,8 +8,8 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::Action;
 use crate::model::{
-    Desired, Facts, Ledger, MachineSeen, MemberName, MemberRecord, Observation, Power, PowerState, RebootOrder, Seen,
-    TrustPlane,
+    Desired, Facts, FixtureSeen, Ledger, MachineSeen, MemberName, MemberRecord, Observation, Power, PowerState,
+    RebootOrder, Seen, TrustPlane,
 };
 
 /// For a machine that was last found unreachable longer ago than this, the time starts again.
@@ -67,6 +67,12 @@ pub fn before(ledger: &mut Ledger, desired: &Desired, action: &Action, now: Time
             record.digest.clone_from(&wish.digest);
             changed
         }
+        // Wherever it is interrupted, the next run knows where to look.
+        Action::PutFixture { fixture, .. } => {
+            let is_new = !ledger.fixtures.0.contains_key(fixture);
+            ledger.fixtures.0.entry(fixture.clone()).or_default();
+            is_new
+        }
         Action::RevokeUser { user } => ledger.issued.revoke_user(user),
         Action::RevokeMachine { member, incarnation } => ledger.issued.revoke_machine(member, *incarnation),
         Action::RecordSigner { plane: TrustPlane::Peer, epoch } => {
@@ -103,6 +109,7 @@ pub fn after(ledger: &mut Ledger, desired: &Desired, action: &Action, now: Times
             (record.enrolment, record.reboot) = (None, None);
             true
         }
+        Action::DropFixture { fixture } => ledger.fixtures.0.remove(fixture).is_some() || of_kind,
         _ => of_kind,
     }
 }
@@ -110,7 +117,7 @@ pub fn after(ledger: &mut Ledger, desired: &Desired, action: &Action, now: Times
 /// Notes what a look shows and must not be forgotten: since when a machine is not seen, how far revisions went, and which version
 /// all members run. Says whether the ledger changed.
 pub fn sighting(ledger: &mut Ledger, desired: &Desired, seen: &Observation) -> bool {
-    let noted = |l: &Ledger| (l.members.clone(), l.etcd.clone(), l.postgres.clone());
+    let noted = |l: &Ledger| (l.members.clone(), l.etcd.clone(), l.postgres.clone(), l.fixtures.clone());
     let before = noted(ledger);
     if seen.machines.get().is_some() && desired.power == Power::On {
         for (member, record) in &mut ledger.members {
@@ -118,6 +125,7 @@ pub fn sighting(ledger: &mut Ledger, desired: &Desired, seen: &Observation) -> b
         }
     }
     note_places(ledger, seen);
+    note_fixtures(ledger, seen.fixtures.get().into_iter().flatten());
     note_proxies(ledger, seen.machines.get().into_iter().flatten());
     ledger.record_sighting(desired, seen);
     before != noted(ledger)
@@ -182,6 +190,15 @@ pub(crate) fn note_proxies<'a>(
         let addresses: BTreeSet<IpAddr> = own.filter_map(|(_, machine)| machine.address).collect();
         if !addresses.is_empty() {
             proxy.addresses = addresses;
+        }
+    }
+}
+
+/// Names that fixtures got when they were made: clients verify them.
+pub(crate) fn note_fixtures<'a>(ledger: &mut Ledger, seen: impl Iterator<Item = &'a FixtureSeen>) {
+    for fixture in seen.filter(|fixture| fixture.is_ours) {
+        if let Some(record) = ledger.fixtures.0.get_mut(&fixture.id).filter(|_| !fixture.names.is_empty()) {
+            record.names.clone_from(&fixture.names);
         }
     }
 }

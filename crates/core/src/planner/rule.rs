@@ -28,6 +28,7 @@ pub enum Rule {
     UpgradeIsRehearsed,
     StopsByConsent,
     ProxyServes,
+    OthersAreLeftAlone,
 }
 
 impl fmt::Display for Rule {
@@ -52,6 +53,7 @@ impl fmt::Display for Rule {
             Rule::UpgradeIsRehearsed => "an upgrade is rehearsed before anybody stops for it",
             Rule::StopsByConsent => "clients are stopped only with consent",
             Rule::ProxyServes => "a proxy keeps serving while another is changed",
+            Rule::OthersAreLeftAlone => "only what has the cluster's mark is changed",
             Rule::StandbyIsReady => "only a standby with all confirmed commits takes over",
         })
     }

@@ -7,12 +7,21 @@ use std::mem::Discriminant;
 use serde::Serialize;
 
 use super::voters::healthy_of;
-use crate::model::{LONGEST_PACKAGE_UPGRADE, MemberName};
+use crate::model::{FixtureId, LONGEST_PACKAGE_UPGRADE, MemberName};
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum WaitingFor {
     Provider {
+        why: String,
+    },
+    /// What there is besides machines, to be seen.
+    Fixtures {
+        why: String,
+    },
+    /// One of these to serve.
+    Fixture {
+        fixture: FixtureId,
         why: String,
     },
     Agent {
@@ -125,6 +134,8 @@ impl WaitingFor {
     pub fn member(&self) -> Option<&MemberName> {
         match self {
             WaitingFor::Provider { .. }
+            | WaitingFor::Fixtures { .. }
+            | WaitingFor::Fixture { .. }
             | WaitingFor::Membership
             | WaitingFor::Primary { .. }
             | WaitingFor::ClusterVersion { .. }
@@ -206,6 +217,8 @@ impl fmt::Display for WaitingFor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             WaitingFor::Provider { why } => write!(f, "the provider to answer: {why}"),
+            WaitingFor::Fixtures { why } => write!(f, "what there is besides machines to be seen: {why}"),
+            WaitingFor::Fixture { fixture, why } => write!(f, "{fixture} to serve: {why}"),
             WaitingFor::Agent { member, why } => write!(f, "the agent of {member} to answer: {why}"),
             WaitingFor::MachineOff { member } => write!(f, "the machine of {member} to be off: it is stopping"),
             WaitingFor::Order { member, order } => {

@@ -34,7 +34,7 @@ impl AdminSettings {
         let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'_');
         let begins_well = self.user.starts_with(|first: char| first.is_ascii_lowercase() || first == '_');
         if !begins_well || self.user.len() > 32 || !self.user.bytes().all(plain) {
-            let message = format!("`{}` is no name of a user", self.user);
+            let message = format!("`{}` is not a user name", self.user);
             found.error(at("user"), message, "use lower case letters, digits, `-` and `_`, 32 at most");
         } else if self.user == "root" {
             found.error(

@@ -18,9 +18,9 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Value, json};
 
 use crate::kinds::postgres::spec::Tags;
-use crate::model::Build;
+use crate::model::{Build, FixtureWish};
 use crate::spec::check::{Cluster, Findings};
-use crate::spec::{Name, Size, Spec};
+use crate::spec::{ClusterSpec, Name, Size, Spec};
 
 /// Where machines are made.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -196,6 +196,21 @@ pub trait Settings {
     /// Whether the controller reaches the agent of a member over the network.
     fn reaches_by_network(&self, _: &MemberSpec) -> bool {
         true
+    }
+
+    /// What the cluster has besides machines, what others rest on first.
+    fn fixtures(&self, _: &ClusterSpec) -> Vec<FixtureWish> {
+        Vec::new()
+    }
+
+    /// Names under which clients come to a member by these.
+    fn names(&self, _: &ClusterSpec, _: &MemberSpec) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// The one name for the whole cluster, where the spec gives it one.
+    fn cluster_name(&self, _: &ClusterSpec) -> Option<String> {
+        None
     }
 
     /// Settings that cannot be changed once a cluster exists, by their place in the spec.

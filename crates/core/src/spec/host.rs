@@ -146,6 +146,10 @@ pub struct LogForwarding {
     #[serde(default = "default_pgbouncer_tag")]
     #[schemars(length(min = 1))]
     pub pgbouncer_tag: String,
+    /// Tag of the front's log, in clusters of etcd that have it.
+    #[serde(default = "default_front_tag")]
+    #[schemars(length(min = 1))]
+    pub front_tag: String,
     /// Tag of the node exporter's logs.
     #[serde(default = "default_node_exporter_tag")]
     #[schemars(length(min = 1))]
@@ -164,7 +168,7 @@ impl LogForwarding {
     pub fn tags(&self, kind: Kind) -> Vec<(&'static str, &str)> {
         let exporter = ("node_exporter_tag", &*self.node_exporter_tag);
         match kind {
-            Kind::Etcd => vec![("etcd_tag", &*self.etcd_tag), exporter],
+            Kind::Etcd => vec![("etcd_tag", &*self.etcd_tag), exporter, ("front_tag", &*self.front_tag)],
             Kind::Postgres => {
                 let proxies = [("haproxy_tag", &*self.haproxy_tag), ("pgbouncer_tag", &*self.pgbouncer_tag)];
                 [("patroni_tag", &*self.patroni_tag), exporter].into_iter().chain(proxies).collect()
@@ -179,6 +183,10 @@ fn default_etcd_tag() -> String {
 
 fn default_patroni_tag() -> String {
     String::from("patroni")
+}
+
+fn default_front_tag() -> String {
+    String::from("front")
 }
 
 fn default_pgbouncer_tag() -> String {

@@ -46,7 +46,7 @@ impl FromStr for Recipient {
             data.chars().map(|c| LETTERS.find(c).and_then(|at| at.try_into().ok())).collect();
         let Some(values) = values.filter(|_| text.len() == LENGTH) else {
             return wrong(format!(
-                "`{text}` is no age public key: expected {LENGTH} lower case letters and digits, without b, i and o"
+                "`{text}` is not an age public key: expected {LENGTH} lower case letters and digits, without b, i and o"
             ));
         };
         if !fits(&values) {

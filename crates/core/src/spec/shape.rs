@@ -287,7 +287,7 @@ impl Walk<'_> {
         if let Some(meant) = nearest(&entry.key, known.clone()) {
             self.inside(meant, |walk| walk.left_out.push(walk.path.clone()));
         }
-        let hint = suggestion(&entry.key, known, "fields here are");
+        let hint = suggestion(&entry.key, known, "valid fields are");
         self.inside(&entry.key, |walk| {
             let (message, hint) = match crate::providers::moved(&walk.path) {
                 Some(place) => (format!("`{}` was moved to `{place}`", entry.key), String::from("write it there")),
@@ -355,7 +355,7 @@ impl Walk<'_> {
                     _ => None,
                 };
                 let known = known.iter().chain(mappings.into_iter().flatten()).map(String::as_str);
-                let hint = suggestion(text, known, "known are");
+                let hint = suggestion(text, known, "use one of");
                 self.report(node.span, format!("unknown value `{text}`"), Some(hint));
                 return None;
             }
@@ -382,10 +382,10 @@ impl Walk<'_> {
     fn wrong_type(&mut self, node: &Node, shown: Span, shape: &Shape) -> Option<Value> {
         let (expected, hint) = match shape {
             Shape::Text { .. } | Shape::Formatted(_) => ("text", None),
-            Shape::Choice(known) => ("text", Some(format!("known are {}", known.join(", ")))),
+            Shape::Choice(known) => ("text", Some(format!("use one of {}", known.join(", ")))),
             Shape::WordOr(known, fields) => {
                 let fields: Vec<_> = fields.known.keys().map(String::as_str).collect();
-                let hint = format!("words are {}; fields are {}", known.join(", "), fields.join(", "));
+                let hint = format!("use one of {}, or a mapping with {}", known.join(", "), fields.join(", "));
                 ("a word or a mapping", Some(hint))
             }
             Shape::Whole(least) if *least < 0 => ("a whole number of -1 or more", None),
@@ -398,7 +398,7 @@ impl Walk<'_> {
             Shape::Map(_) => ("a mapping of names to values", None),
             Shape::Fields(fields) => {
                 let known: Vec<_> = fields.known.keys().map(String::as_str).collect();
-                ("a mapping", Some(format!("fields here are {}", known.join(", "))))
+                ("a mapping", Some(format!("valid fields are {}", known.join(", "))))
             }
         };
         self.report(shown, format!("expected {expected}, found {}", found(node)), hint);

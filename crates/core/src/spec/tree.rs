@@ -206,7 +206,7 @@ impl Builder {
             self.findings.push(refusal(span, "anchors are not read in a spec".to_owned(), Some("write it out")));
         }
         if tagged {
-            self.findings.push(refusal(span, "tags are not read in a spec".to_owned(), Some("leave the tag away")));
+            self.findings.push(refusal(span, "tags are not read in a spec".to_owned(), Some("remove the tag")));
         }
     }
 

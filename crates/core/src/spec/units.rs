@@ -122,7 +122,7 @@ fn scaled(text: &str, units: &[(&str, u64)], expected: &str) -> Result<u64, Malf
                 Some(instead) => format!("whole numbers only: write {instead} for `{text}`"),
                 None => format!("whole numbers only, not `{text}`"),
             },
-            _ => format!("unknown unit `{unit}` in `{text}`; known are {}", names.join(", ")),
+            _ => format!("unknown unit `{unit}` in `{text}`; use one of {}", names.join(", ")),
         });
     };
     match number.checked_mul(*scale) {

@@ -88,10 +88,29 @@ pub fn generated_postgres(name: &str, members: usize, version: u16, etcd_version
 impl Spec {
     /// The spec as YAML, with all defaults written out, so that it means the same to a later quorate.
     pub fn to_yaml(&self) -> String {
-        let value = serde_json::to_value(self).expect("a spec is made of text, numbers, truth values, lists and maps");
+        let mut value =
+            serde_json::to_value(self).expect("a spec is made of text, numbers, truth values, lists and maps");
+        let written = value["clusters"].as_array_mut().into_iter().flatten();
+        for (cluster, written) in
+            self.clusters.iter().zip(written).filter(|(cluster, _)| cluster.kind == Kind::Postgres)
+        {
+            leave_out_etcd(cluster, written);
+        }
         let mut yaml = String::new();
         block(&mut yaml, &value, 0);
         yaml
+    }
+}
+
+/// What only clusters of etcd have. It would make a reader think that it counts for others too.
+fn leave_out_etcd(cluster: &ClusterSpec, written: &mut Value) {
+    let unset = [
+        ("etcd", cluster.etcd == EtcdSettings::default()),
+        ("auth", cluster.auth == AuthSettings::default()),
+        ("initial_token", cluster.initial_token == super::types::default_initial_token()),
+    ];
+    if let Some(written) = written.as_object_mut() {
+        unset.iter().filter(|(_, is_default)| *is_default).for_each(|(key, _)| drop(written.remove(*key)));
     }
 }
 

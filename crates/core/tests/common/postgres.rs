@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use quorate_core::kinds::etcd::AuthLook;
+use quorate_core::kinds::etcd::front::FRONT;
 use quorate_core::kinds::postgres::spec::Tags;
 use quorate_core::kinds::postgres::{
     DataState, Dcs, Formation, HAPROXY, PatroniStatus, PostgresFacts, RestoreState, RestoreTarget, RestoreWish, Role,
@@ -12,7 +14,7 @@ use quorate_core::model::{
 };
 use quorate_core::planner::simulate::{SimMachine, World};
 use quorate_core::planner::{Action, Step};
-use quorate_core::spec::{ClusterSpec, Document, HostFacts};
+use quorate_core::spec::{ClusterSpec, Document, HostFacts, Kind};
 use quorate_core::{Secret, model};
 
 use super::Scene;
@@ -162,7 +164,8 @@ pub fn happen(scene: &mut Scene, member: &MemberName, words: &[&str]) -> bool {
         ["does", "not", "serve"] => {
             let last_exit = Exit { at: scene.seen.now, how: String::from("exit status: 1"), last_words: String::new() };
             let fails = ServiceState::BackingOff { restarts: 3, last_exit };
-            scene.facts_mut(member).services.insert(String::from(HAPROXY), fails);
+            let service = scene.spec.kind.proxy_service().to_owned();
+            scene.facts_mut(member).services.insert(service, fails);
         }
         ["keeps", "clients", "waiting"] => scene.facts_mut(member).holds_clients = true,
         ["claims", "to", "be", "the", "primary"] => {
@@ -298,8 +301,9 @@ fn status_of(machine: &SimMachine) -> Option<&PatroniStatus> {
 }
 
 fn serves(machine: &SimMachine) -> bool {
-    let state = machine.facts().and_then(|facts| facts.services.get(HAPROXY));
-    machine.seen.is_up() && matches!(state, Some(ServiceState::Running { .. }))
+    let state = |name| machine.facts().and_then(|facts| facts.services.get(name));
+    let runs = |name| matches!(state(name), Some(ServiceState::Running { .. }));
+    machine.seen.is_up() && (runs(HAPROXY) || runs(FRONT))
 }
 
 /// A proxy is trusted with nothing, and somebody serves while one is away.
@@ -309,7 +313,14 @@ fn audit_proxies(desired: &Desired, world: &World, step: &Step) {
     let Some(proxy) = step.action.member().filter(|member| is_proxy(member)) else { return };
     match &step.action {
         Action::InstallCertificates { uses, .. } => {
-            assert!(uses.iter().all(|of| *of == CertificateUse::Agent), "a proxy passes for a member: {step:?}");
+            let mut others = uses.iter().filter(|of| **of != CertificateUse::Agent);
+            match desired.kind {
+                Kind::Postgres => assert_eq!(others.next(), None, "a proxy passes for a member: {step:?}"),
+                Kind::Etcd => {
+                    let asks = matches!(&world.auth, AuthLook::Seen(found) if found.enabled);
+                    assert!(others.all(|of| *of == CertificateUse::Front && asks), "it opens everything: {step:?}");
+                }
+            }
         }
         Action::DestroyMachine { .. } | Action::RebootMachine { .. } | Action::StopMachine { .. }
             if desired.destroy.is_none() && desired.power == model::Power::On && !desired.downtime =>

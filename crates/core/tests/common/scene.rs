@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::{SignedDuration, Timestamp};
 use quorate_core::desire::Wish;
+use quorate_core::kinds::etcd::front::FRONT;
 use quorate_core::kinds::etcd::{AuthLook, AuthOp, Formation, RestoreWish};
 use quorate_core::model::{
     AgentSeen, Brought, CertificateUse, ConfigAttempt, Consent, Data, DataSeen, Desired, Facts, Ledger, MemberName,
@@ -512,7 +513,7 @@ fn audit_settled(scene: &Scene, after: &Scene) {
         return postgres::audit_settled(after);
     }
     assert!(matches!(after.ledger.etcd.formation, Formation::Formed { .. }), "settled without a formation");
-    assert_eq!(machines.len(), scene.spec.members.len(), "a machine too many or too few");
+    assert_eq!(machines.len(), scene.spec.machines().count(), "a machine too many or too few");
     let desired = after.desired();
     let voters = after.ledger.etcd.formation.members().map(|m| m.keys().collect::<Vec<_>>());
     assert_eq!(voters, Some(desired.members.keys().collect()), "others than the declared belong to the cluster");
@@ -527,6 +528,16 @@ fn audit_settled(scene: &Scene, after: &Scene) {
         assert!(status(&after.seen, member).is_some_and(|s| s.healthy && !s.is_learner), "{member} is not healthy");
         let soon = after.seen.now + SignedDuration::from_hours(1);
         assert!(facts.certificates[&CertificateUse::Member].not_after > soon);
+    }
+    for proxy in desired.proxies.keys() {
+        let facts = after.seen.facts(proxy).expect("a front that answers");
+        assert!(matches!(facts.services.get(FRONT), Some(ServiceState::Running { .. })), "{proxy} does not serve");
+        let given: Vec<_> = facts.certificates.keys().collect();
+        assert_eq!(
+            given,
+            [&CertificateUse::Agent, &CertificateUse::Front],
+            "{proxy} passes for a member, or shows nothing"
+        );
     }
     if desired.etcd.auth.is_some() {
         audit_auth(scene, &after.seen);

@@ -24,7 +24,8 @@ use jiff::SignedDuration;
 use quorate_core::kinds::etcd::safety::requests;
 use quorate_core::kinds::etcd::{AuthLook, AuthSeen, EtcdStatus, Formation, MemberEntry, RecoveryRequest};
 use quorate_core::model::{
-    AgentSeen, BackupNote, BackupRecord, Consent, History, IssuedCertificate, MemberName, Power, Reboot, Seen,
+    AgentSeen, BackupNote, BackupRecord, Consent, FixtureSeen, History, IssuedCertificate, MemberName, Obstacle, Power,
+    Reboot, Seen,
 };
 use quorate_core::planner::remember::{raise_incarnation, renew};
 use quorate_core::planner::{Decision, Step};
@@ -249,10 +250,46 @@ fn tell(scene: &mut Option<Scene>, line: &str, more: &str) {
             let why = line.strip_prefix("etcd cannot serve: ").unwrap_or_default();
             scene.brought.dcs = Some(Err(why.to_owned()));
         }
+        ["fixtures", "unseen"] => {
+            scene.seen.fixtures = Seen::Unreachable {
+                since: scene.seen.now,
+                why: String::from("AWS refused to look at the load balancer"),
+            };
+        }
+        _ if happen_to_fixture(scene, line) => {}
         [member, ..] if scene::postgres::happen(scene, &member.into(), &words[1..]) => {}
         [member, ..] => happen(scene, &member.into(), &words[1..]),
         [] => {}
     }
+}
+
+/// `NAME is changed: WHY`, `NAME is pending: WHY` or `NAME is taken: WHAT`.
+fn happen_to_fixture(scene: &mut Scene, line: &str) -> bool {
+    let Some((name, (what, why))) =
+        line.split_once(" is ").and_then(|(name, rest)| Some((name, rest.split_once(": ")?)))
+    else {
+        return false;
+    };
+    let wished = scene.desired().fixtures.into_iter().find(|wish| wish.id.to_string() == name);
+    let (Some(wish), Seen::At(_, fixtures)) = (wished, &mut scene.seen.fixtures) else { return false };
+    let why = why.to_owned();
+    match (fixtures.iter_mut().find(|there| there.id == wish.id), what) {
+        (Some(there), "changed") => there.fault = Some(why),
+        (Some(there), "pending") => there.pending = Some(why),
+        (None, "taken") => fixtures.push(FixtureSeen {
+            id: wish.id,
+            is_ours: false,
+            obstacle: Some(Obstacle { what: why, remedy: String::from("choose another `dns.name`") }),
+            fixed: BTreeMap::new(),
+            leads_to: BTreeMap::new(),
+            to_balancer: false,
+            names: BTreeSet::new(),
+            fault: None,
+            pending: None,
+        }),
+        _ => return false,
+    }
+    true
 }
 
 fn until(scene: &mut Scene, step: &str) {

@@ -269,6 +269,21 @@ fn a_generated_spec_is_accepted_and_a_bad_name_is_not() {
     assert!(spec::generated("No Name", 3, versions::DEFAULT, ClientAuth::Certificate).is_err());
 }
 
+/// What only etcd has is not written for PostgreSQL, unless it says something.
+#[test]
+fn a_generated_spec_of_postgresql_is_accepted_and_says_nothing_of_etcd() {
+    let spec = spec::generated_postgres("shop", 3, 15, versions::DEFAULT).unwrap();
+    let yaml = spec.to_yaml();
+    assert_eq!(accepted(&yaml), spec, "{yaml}");
+    let (etcd, postgres) = yaml.split_once("\n  - name: shop\n").expect("a second cluster");
+    for key in ["    etcd:\n", "    auth:\n", "    initial_token:"] {
+        assert!(etcd.contains(key) && !postgres.contains(key), "{key}\n{yaml}");
+    }
+    let mut named = spec.clone();
+    named.clusters[1].initial_token = String::from("mine");
+    assert_eq!(accepted(&named.to_yaml()), named);
+}
+
 #[test]
 fn a_permission_with_both_key_and_prefix_is_refused_by_the_types_too() {
     let both = r#"{"key": "/a", "prefix": "/b", "access": "read"}"#;

@@ -226,7 +226,7 @@ fn answers_clients(world: &World, member: &MemberName) -> Result<EtcdStatus, Ref
     status.filter(|s| s.healthy).ok_or(Refusal::Unreachable)
 }
 
-/// The formation whose data lies on a member's disk.
+/// The formation whose data is on a member's disk.
 pub fn token_on_disk(world: &World, member: &MemberName) -> Option<String> {
     match &world.machines.get(member)?.facts()?.etcd.data {
         DataSeen::Stamped(stamp) => Some(stamp.token.clone()),

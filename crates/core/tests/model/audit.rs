@@ -197,7 +197,7 @@ fn judge_removal(look: &Look<'_>, id: u64) -> Option<Wrong> {
     (well && look.leader == id).then_some(Wrong::LeaderDisturbed)
 }
 
-/// The machine of one that etcd lists, or that the ledger counts as a member, stays. An empty list tells nothing.
+/// The machine of one that etcd lists, or that the ledger counts as a member, stays. An empty list proves nothing.
 fn judge_destruction(desired: &Desired, look: &Look<'_>, member: &MemberName) -> Option<Wrong> {
     let machine = look.seen.machines.get()?.get(member)?;
     let enrolled = look.seen.facts(member).is_some();

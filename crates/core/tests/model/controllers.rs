@@ -376,7 +376,7 @@ impl ClusterModel {
         self.reached.count(event);
     }
 
-    /// The controller waits in vain for the answer, and takes the order for failed.
+    /// The controller gets no answer, and takes the order for failed.
     pub fn delay(&self, state: &mut State, c: usize, index: usize) {
         let Controller::Holding { fence, work: Some(work), .. } = &mut state.controllers[c] else { return };
         let step = work.change(|work| work.steps.remove(index));
@@ -416,7 +416,7 @@ impl ClusterModel {
         }
     }
 
-    /// The agent begins, and the controller waits in vain for the answer.
+    /// The agent begins, and the controller gets no answer.
     pub fn begin(&self, state: &mut State, c: usize, index: usize) {
         let Controller::Holding { fence, work: Some(work), .. } = &state.controllers[c] else { return };
         let (step, desired, fence, faults_left) =

@@ -44,7 +44,7 @@ pub fn rename_seen(seen: &Observation, ledger: &Ledger) -> Observation {
     let both: BTreeMap<_, (MachineSeen, _)> = renamed(both, |(m, _)| m, |seat| wanted(ledger, seat));
     let agents = both.iter().filter_map(|(name, (_, agent))| Some((name.clone(), agent.clone()?))).collect();
     let machines = both.into_iter().map(|(name, (machine, _))| (name, machine)).collect();
-    Observation { now: seen.now, machines: Seen::At(*at, machines), agents }
+    Observation { now: seen.now, machines: Seen::At(*at, machines), agents, fixtures: seen.fixtures.clone() }
 }
 
 fn renamed<T>(

@@ -19,7 +19,7 @@ use crate::adversary::LONG;
 use crate::deeds::prepares;
 use crate::names::rename;
 
-/// The snapshot that lies ready where the controllers run.
+/// The snapshot that is prepared where the controllers run.
 const SNAPSHOT: &str = "feed";
 
 pub fn brought() -> Brought {

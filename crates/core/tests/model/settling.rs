@@ -38,7 +38,7 @@ impl ClusterModel {
         let mut patience = 0;
         world.ledger.fence += 1;
         begin_run(&mut world.ledger);
-        // What was under way has ended, in vain.
+        // What was under way has ended without effect.
         let busy = world.machines.values_mut().filter(|m| m.facts().is_some_and(|facts| facts.busy.is_some()));
         busy.filter_map(SimMachine::facts_mut).for_each(|f| f.busy = None);
         loop {

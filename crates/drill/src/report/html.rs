@@ -141,7 +141,11 @@ fn numbers(verdict: &Verdict, record: &Record) -> String {
             format!("at {moment:.1} s; expected: {}", verdict.downtime_expected),
         ),
         ("Answered operations", answered(verdict).to_string(), format!("{:.0} per second", measures.throughput)),
-        ("Lost acknowledged writes", lost(verdict).to_string(), String::from("in the end, through every member")),
+        (
+            "Lost acknowledged writes",
+            lost(verdict).to_string(),
+            String::from("in the final state, through every member"),
+        ),
         (
             "Writes without an answer",
             (settled.happened + settled.did_not_happen).to_string(),
@@ -202,7 +206,7 @@ fn checks(verdict: &Verdict) -> String {
     if verdict.checks.is_empty() {
         return String::new();
     }
-    let mut html = String::from("<h3>In the end</h3>\n<table><tbody>\n");
+    let mut html = String::from("<h3>Final state</h3>\n<table><tbody>\n");
     for check in &verdict.checks {
         let (class, sign) = if check.passed { ("passed", "✓") } else { ("failed", "✗") };
         let _ = writeln!(

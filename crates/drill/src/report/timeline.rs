@@ -78,7 +78,7 @@ impl Canvas {
     }
 
     /// Bars with their labels next to them, in as many lanes as it takes for none to cover another, up to a bound: the table
-    /// below the timeline tells the rest.
+    /// below the timeline shows the rest.
     fn lanes(&mut self, name: &str, class: &str, marks: &[&Mark], most: usize) {
         let top = self.y;
         self.text(LEFT - 10.0, top + 14.0, "name", name);

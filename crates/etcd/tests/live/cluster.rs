@@ -60,7 +60,7 @@ fn a_downgrade_is_enabled_followed_and_cancelled() {
             return;
         }
         if !version.at_least(6) {
-            // 3.5 tells nothing of a downgrade that could be followed.
+            // 3.5 reports nothing about a downgrade that could be followed.
             return;
         }
         let minor = |text: &str| text.split('.').nth(1).and_then(|minor| minor.parse::<u32>().ok()).expect("a minor");

@@ -166,7 +166,7 @@ async fn random(version: &str) {
 async fn every_event(pair: &mut Pair, written: u64) {
     for index in 1..=written {
         let query = format!("wait=true&recursive=true&waitIndex=@{index}");
-        // The last writes may all have been refreshes, for which nobody waits in vain.
+        // The last writes may all have been refreshes, which nobody waits for.
         if index + 3 > written {
             break;
         }

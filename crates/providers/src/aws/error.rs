@@ -71,12 +71,27 @@ pub enum AwsError {
         list(groups)
     )]
     GroupsInUse { groups: Vec<String> },
+    #[error(
+        "others use {}: remove what they have there, such as instances, endpoints, peerings and security groups, then run this again",
+        list(vpcs)
+    )]
+    VpcInUse { vpcs: Vec<String> },
     #[error("{what} was still {state} after {seconds} s{}", remedy.as_ref().map(|remedy| format!(": {remedy}")).unwrap_or_default())]
     TooSlow { what: String, state: String, seconds: u64, remedy: Option<String> },
     #[error("the instance {id} is gone ({why})")]
     Gone { id: String, why: String },
     #[error("the volume {id} is in the state {state}; `aws ec2 describe-volumes --volume-ids {id}` may say why")]
     VolumeBroken { id: String, state: String },
+    #[error("{what} has no mark of this cluster, so it is not changed")]
+    NotOurs { what: String },
+    #[error("there are several hosted zones {name} ({}): name one in `dns.zone_id`", list(ids))]
+    SeveralZones { name: String, ids: Vec<String> },
+    #[error("the hosted zone {id} is that of {found}, not of {wanted}: correct `dns.zone` or `dns.zone_id`")]
+    OtherZone { id: String, found: String, wanted: String },
+    #[error(
+        "the records of {name} were not changed: somebody else changed them at the same time, or has one of them ({said})"
+    )]
+    RecordsTaken { name: String, said: String },
     #[error("the spec has no member {member}")]
     NotInSpec { member: String },
 }

@@ -4,6 +4,7 @@
 //! mark in its tags. What a killed controller leaves is a draft, or an interface or a volume without an instance, and the next controller
 //! deletes it.
 
+mod balancer;
 mod compute;
 mod create;
 mod credentials;
@@ -13,22 +14,28 @@ mod image;
 mod instance;
 mod network;
 mod profile;
+mod records;
 mod seed;
 mod session;
 mod sign;
 #[cfg(test)]
 mod test_server;
 mod volumes;
+mod vpc;
 mod xml;
 
 use std::cell::{OnceCell, RefCell};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use quorate_core::desire;
-use quorate_core::model::{Build, Ledger, MachineId, MachineSeen, MemberName, Opening};
+use quorate_core::model::{
+    Build, FixtureId, FixtureKind, FixtureSeen, Ledger, MachineId, MachineSeen, MemberName, Opening,
+};
+use quorate_core::providers::Settings;
 use quorate_core::providers::aws::AwsSettings;
 use quorate_core::spec::ClusterSpec;
 
@@ -44,6 +51,8 @@ use volumes::Volume;
 /// How much of a console is shown when there is nothing else to show.
 const LAST_LINES: usize = 20;
 const POLLING: Duration = Duration::from_secs(1);
+/// Between two looks at load balancers and records: Route53 takes five requests per second from an account.
+const LOOKS_BETWEEN: u32 = 5;
 
 pub struct Aws {
     settings: AwsSettings,
@@ -52,17 +61,25 @@ pub struct Aws {
     patience: Duration,
     polling: Duration,
     session: OnceCell<Rc<Session>>,
-    site: tokio::sync::OnceCell<Site>,
+    /// Where machines may be, once it was looked up in a run. Locked while a VPC is made or deleted.
+    site: tokio::sync::Mutex<Option<Rc<Site>>>,
     /// Instances that the last list had, by id.
     known: RefCell<BTreeSet<String>>,
     /// What machines have open; empty where security groups are the operator's.
     openings: Vec<Opening>,
     /// The security group of members that quorate makes, by id, once it has its rules.
     member_group: tokio::sync::Mutex<Option<String>>,
+    /// What there is or was to be besides machines: those of the spec, and those that the ledger knows.
+    fixtures: BTreeSet<FixtureId>,
+    /// These as they were last seen.
+    seen_fixtures: RefCell<Option<(Instant, Vec<FixtureSeen>)>>,
+    /// Hosted zones, by what the spec calls them.
+    zones: RefCell<BTreeMap<String, String>>,
 }
 
 impl Aws {
     pub fn new(ledger: &Ledger, settings: &AwsSettings) -> Self {
+        let wished = settings.fixtures(&ledger.spec).into_iter().map(|wish| wish.id);
         Aws {
             settings: settings.clone(),
             spec: ledger.spec.clone(),
@@ -70,10 +87,13 @@ impl Aws {
             patience: Duration::from_millis(settings.boot_patience.0),
             polling: POLLING,
             session: OnceCell::new(),
-            site: tokio::sync::OnceCell::new(),
+            site: tokio::sync::Mutex::new(None),
             known: RefCell::default(),
             openings: if settings.security_groups.is_none() { desire::openings(ledger) } else { Vec::new() },
             member_group: tokio::sync::Mutex::new(None),
+            fixtures: wished.chain(ledger.fixtures.0.keys().cloned()).collect(),
+            seen_fixtures: RefCell::default(),
+            zones: RefCell::default(),
         }
     }
 
@@ -201,13 +221,22 @@ impl Provider for Aws {
 
     async fn admit(&self, fence: u64) -> Result<(), ProviderError> {
         if let Some(interfaces) = self.sweep(|made, _| made < fence).await? {
+            if self.settings.vpc_cidr.is_some() {
+                // Looked at again, and put right.
+                *self.site.lock().await = None;
+                self.site().await?;
+            }
             self.keep_groups(&interfaces).await?;
         }
         Ok(())
     }
 
     async fn dismiss(&self, fence: u64) -> Result<(), ProviderError> {
-        self.sweep(|made, _| made <= fence).await.map(drop)
+        if self.sweep(|made, _| made <= fence).await?.is_none() {
+            // One that others use stays until the cluster is forgotten.
+            self.drop_network().await?;
+        }
+        Ok(())
     }
 
     async fn create(&self, new: &NewMachine<'_>) -> Result<(), ProviderError> {
@@ -256,6 +285,44 @@ impl Provider for Aws {
         self.sweep(|_, left| left == Some(machine)).await.map(drop)
     }
 
+    async fn fixtures(&self) -> Result<Vec<FixtureSeen>, ProviderError> {
+        let fresh = self.polling * LOOKS_BETWEEN;
+        if let Some((_, seen)) = self.seen_fixtures.borrow().as_ref().filter(|(at, _)| at.elapsed() < fresh) {
+            return Ok(seen.clone());
+        }
+        let mut found = Vec::new();
+        for fixture in &self.fixtures {
+            found.extend(match fixture.kind {
+                FixtureKind::LoadBalancer => self.see_balancer().await?,
+                FixtureKind::Records => self.see_records(fixture).await?,
+            });
+        }
+        *self.seen_fixtures.borrow_mut() = Some((Instant::now(), found.clone()));
+        Ok(found)
+    }
+
+    async fn put_fixture(
+        &self,
+        fixture: &FixtureId,
+        leads_to: &BTreeMap<MemberName, IpAddr>,
+    ) -> Result<(), ProviderError> {
+        *self.seen_fixtures.borrow_mut() = None;
+        match fixture.kind {
+            FixtureKind::LoadBalancer => self.put_balancer(leads_to).await?,
+            FixtureKind::Records => self.put_records(fixture, leads_to).await?,
+        }
+        Ok(())
+    }
+
+    async fn drop_fixture(&self, fixture: &FixtureId) -> Result<(), ProviderError> {
+        *self.seen_fixtures.borrow_mut() = None;
+        match fixture.kind {
+            FixtureKind::LoadBalancer => self.drop_balancer().await?,
+            FixtureKind::Records => self.drop_records(fixture).await?,
+        }
+        Ok(())
+    }
+
     async fn console(&self, machine: &MachineId) -> Result<String, ProviderError> {
         let Some((instance, _)) = self.find(machine).await? else { return Ok(String::new()) };
         let mut parts: Vec<String> = instance.remark().into_iter().collect();
@@ -276,8 +343,12 @@ impl Provider for Aws {
             self.delete_interface(&interface.id).await?;
         }
         match self.drop_groups(&[]).await? {
+            used if used.is_empty() => {}
+            groups => return Err(AwsError::GroupsInUse { groups }.into()),
+        }
+        match self.drop_network().await? {
             used if used.is_empty() => Ok(()),
-            groups => Err(AwsError::GroupsInUse { groups }.into()),
+            vpcs => Err(AwsError::VpcInUse { vpcs }.into()),
         }
     }
 }

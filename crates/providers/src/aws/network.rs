@@ -1,10 +1,11 @@
 //! The network of machines: the subnets that they may be in, and an interface for each, made before its instance and not deleted with it.
 
 use std::net::{IpAddr, Ipv4Addr};
+use std::rc::Rc;
 
 use quorate_agent::api::boot;
 use quorate_core::model::{CLIENT_PORT, MachineId, MemberName};
-use quorate_core::providers::aws::section;
+use quorate_core::providers::aws::{Internet, is_reserved, section};
 use quorate_core::spec::{AddressRange, MemberSpec};
 
 use super::Aws;
@@ -16,8 +17,9 @@ use crate::{NewMachine, ProviderError};
 
 /// The resolver of every VPC.
 const RESOLVER: Ipv4Addr = Ipv4Addr::new(169, 254, 169, 253);
-/// AWS keeps the first four addresses of a subnet and the last one.
-const KEPT_FIRST: u32 = 4;
+
+/// How often something is tried that needs what was just made.
+const APPEARING: usize = 30;
 
 /// Where machines of the cluster may be.
 #[derive(Clone, Debug)]
@@ -36,7 +38,7 @@ pub(super) struct Subnet {
 }
 
 impl Subnet {
-    fn read(value: &Xml) -> Option<Self> {
+    pub(super) fn read(value: &Xml) -> Option<Self> {
         Some(Subnet {
             id: value.text("subnetId")?,
             vpc: value.text("vpcId")?,
@@ -48,14 +50,6 @@ impl Subnet {
 
     fn shown(&self) -> String {
         format!("{} ({}, {})", self.id, self.zone, self.range)
-    }
-
-    /// Whether AWS keeps an address of it for itself.
-    fn is_reserved(&self, address: IpAddr) -> bool {
-        let (IpAddr::V4(address), IpAddr::V4(first)) = (address, self.range.address) else { return false };
-        let size = 1_u64 << (32 - u32::from(self.range.prefix.min(32)));
-        let place = u64::from(address.to_bits().wrapping_sub(first.to_bits()));
-        place < u64::from(KEPT_FIRST) || place + 1 == size
     }
 
     fn gateway(&self) -> Option<IpAddr> {
@@ -127,9 +121,17 @@ impl Interface {
 }
 
 impl Aws {
-    /// Looked up once in a run.
-    pub(super) async fn site(&self) -> Result<&Site, AwsError> {
-        self.site.get_or_try_init(async || self.find_site().await).await
+    /// Looked up once in a run, or made.
+    pub(super) async fn site(&self) -> Result<Rc<Site>, AwsError> {
+        let mut known = self.site.lock().await;
+        if let Some(site) = &*known {
+            return Ok(site.clone());
+        }
+        let found = match &self.settings.vpc_cidr {
+            Some(range) => self.put_network(range).await?,
+            None => self.find_site().await?,
+        };
+        Ok(known.insert(Rc::new(found)).clone())
     }
 
     async fn find_site(&self) -> Result<Site, AwsError> {
@@ -212,7 +214,7 @@ impl Aws {
 
     async fn new_interface(&self, new: &NewMachine<'_>, subnet: &Subnet) -> Result<Interface, ProviderError> {
         if let Some(address) = new.address {
-            if subnet.is_reserved(address) {
+            if is_reserved(&subnet.range, address) {
                 return Err(AwsError::Reserved { address, range: subnet.range.to_string() }.into());
             }
             if let Some(by) = self.holder(subnet, address).await? {
@@ -239,10 +241,16 @@ impl Aws {
         let made = made.get("networkInterface");
         let unreadable = || AwsError::Unreadable { doing: format!("create {name}"), why: String::from("no interface") };
         let made = made.ok_or_else(unreadable)?;
+        let id = made.text("networkInterfaceId").ok_or_else(unreadable)?;
+        if self.settings.vpc_cidr.is_some() && self.settings.internet == Internet::Public {
+            let call = Call::new(format!("give {name} a public address"), "ModifyNetworkInterfaceAttribute");
+            let call = call.with("NetworkInterfaceId", &id).with("AssociatePublicIpAddress", true);
+            self.when_known(&call).await?;
+        }
         // Its tags are listed a little later than it is.
         let address = made.text("privateIpAddress").and_then(|address| address.parse().ok());
         Ok(Interface {
-            id: made.text("networkInterfaceId").ok_or_else(unreadable)?,
+            id,
             subnet: subnet.id.clone(),
             machine: new.id.clone(),
             fence: new.fence,
@@ -252,6 +260,17 @@ impl Aws {
             is_used: false,
             groups: Vec::new(),
         })
+    }
+
+    /// Carries out a call about something that was just made, and that not all of AWS knows of yet.
+    pub(super) async fn when_known(&self, call: &Call) -> Result<Xml, AwsError> {
+        for _ in 0..APPEARING {
+            match self.session()?.call(call).await {
+                Err(error) if error.is_absent() => tokio::time::sleep(self.polling).await,
+                answer => return answer,
+            }
+        }
+        self.session()?.call(call).await
     }
 
     /// Who has this address.
@@ -349,11 +368,8 @@ mod tests {
     }
 
     #[test]
-    fn addresses_that_aws_keeps_are_known() {
+    fn the_gateway_has_the_first_address() {
         let subnet = subnet("s", "z", "10.0.1.128/25");
-        let kept = |text: &str| subnet.is_reserved(text.parse().unwrap());
-        assert!(kept("10.0.1.128") && kept("10.0.1.131") && kept("10.0.1.255"));
-        assert!(!kept("10.0.1.132") && !kept("10.0.1.254"));
         assert_eq!(subnet.gateway(), "10.0.1.129".parse().ok());
     }
 }

@@ -1,4 +1,4 @@
-//! User data: all that an instance is told, for cloud-init or for Ignition. Every process on the instance can read it, so the only secret in
+//! User data: all that an instance is told, for cloud-init, for Ignition or for the agent itself. Every process on the instance can read it, so the only secret in
 //! it is the enrolment token, which is bound to the first key and expires.
 
 use base64::Engine;
@@ -23,6 +23,7 @@ pub(super) fn user_data(settings: &AwsSettings, seed: &Seed, machine: &Machine) 
     let text = match settings.seed {
         SeedFormat::CloudInit => cloud_init(settings, seed, machine),
         SeedFormat::Ignition => ignition(settings, seed, machine),
+        SeedFormat::Quorate => quorate_agent::boot::user_data(seed, machine),
     };
     if text.len() > MOST_BYTES {
         let (member, bytes) = (seed.member.to_string(), text.len());

@@ -30,13 +30,18 @@ const ANSWERING: Duration = Duration::from_secs(60);
 const SPARE: SignedDuration = SignedDuration::from_secs(300);
 /// How much of an answer that is not understood is shown.
 const SHOWN: usize = 300;
-const EC2: &str = "2016-11-15";
+/// Services of the query protocol, with their versions.
+const EC2: (&str, &str) = ("ec2", "2016-11-15");
+const BALANCING: (&str, &str) = ("elasticloadbalancing", "2015-12-01");
+const ROUTE53: &str = "route53";
+const ROUTE53_VERSION: &str = "2013-04-01";
 /// How many items a page of a list has.
 const PAGE: &str = "500";
 /// More would be an endless list.
 const MOST_PAGES: usize = 1000;
 /// Too many requests: this one was not carried out.
-const BUSY: [&str; 7] = [
+const BUSY: [&str; 8] = [
+    "PriorRequestNotComplete",
     "RequestLimitExceeded",
     "Throttling",
     "ThrottlingException",
@@ -76,6 +81,7 @@ impl Place {
     pub(super) fn url(&self, service: &str) -> String {
         match &self.endpoint {
             Some(endpoint) => format!("{endpoint}/"),
+            None if service == ROUTE53 => format!("https://{service}.{}/", Self::domain(&self.region)),
             None => format!("https://{service}.{}.{}/", self.region, Self::domain(&self.region)),
         }
     }
@@ -83,12 +89,22 @@ impl Place {
     /// A request with a form as its body.
     pub(super) fn signed(&self, client: &Client, service: &str, body: String, who: &Credentials) -> RequestBuilder {
         let kind = ("content-type", String::from("application/x-www-form-urlencoded; charset=utf-8"));
-        self.sign(client, service, body, vec![kind], who)
+        self.sign(client, ("POST", "", ""), service, body, vec![kind], who)
+    }
+
+    /// Route53 is the same for all regions, and yet signed for one.
+    fn signs_for(&self, service: &str) -> &str {
+        match service {
+            ROUTE53 if self.region.starts_with("cn-") => "cn-northwest-1",
+            ROUTE53 => "us-east-1",
+            _ => &self.region,
+        }
     }
 
     fn sign(
         &self,
         client: &Client,
+        (method, below, query): (&str, &str, &str),
         service: &str,
         body: String,
         mut headers: Vec<(&'static str, String)>,
@@ -98,10 +114,11 @@ impl Place {
         let host = url.split_once("://").map_or(url.as_str(), |(_, rest)| rest);
         let (host, path) = host.split_once('/').unwrap_or((host, ""));
         headers.push(("host", host.to_owned()));
-        let path = format!("/{path}");
-        let request = Request { method: "POST", path: &path, query: "", headers, body: body.as_bytes() };
-        let all = signed(request, who, (&self.region, service), Timestamp::now());
-        let request = client.post(url).body(body);
+        let path = format!("/{path}{below}");
+        let request = Request { method, path: &path, query, headers, body: body.as_bytes() };
+        let all = signed(request, who, (self.signs_for(service), service), Timestamp::now());
+        let url = if query.is_empty() { format!("{url}{below}") } else { format!("{url}{below}?{query}") };
+        let request = if method == "GET" { client.get(url) } else { client.post(url).body(body) };
         // The client says itself which host it asks.
         all.into_iter()
             .filter(|(name, _)| *name != "host")
@@ -116,10 +133,11 @@ pub(super) fn form<'a>(fields: impl IntoIterator<Item = (&'a str, &'a str)>) -> 
     pairs.join("&")
 }
 
-/// A call of EC2. `doing` says in words what it is for.
+/// A call of EC2 or of Elastic Load Balancing. `doing` says in words what it is for.
 #[derive(Clone, Debug)]
 pub(super) struct Call {
     doing: String,
+    service: (&'static str, &'static str),
     action: &'static str,
     fields: Vec<(String, String)>,
     filters: usize,
@@ -128,7 +146,25 @@ pub(super) struct Call {
 
 impl Call {
     pub(super) fn new(doing: impl Into<String>, action: &'static str) -> Self {
-        Call { doing: doing.into(), action, fields: Vec::new(), filters: 0, tagged: 0 }
+        Call { doing: doing.into(), service: EC2, action, fields: Vec::new(), filters: 0, tagged: 0 }
+    }
+
+    /// Of Elastic Load Balancing, where the items of a list are members.
+    pub(super) fn balancing(doing: impl Into<String>, action: &'static str) -> Self {
+        Call { service: BALANCING, ..Self::new(doing, action) }
+    }
+
+    /// `NAME.member.1`, `NAME.member.2` and so on.
+    pub(super) fn members<S: ToString>(self, name: &str, values: impl IntoIterator<Item = S>) -> Self {
+        self.list(&format!("{name}.member"), values)
+    }
+
+    /// Pairs, such as tags, in such a list.
+    pub(super) fn pairs<K: ToString, V: ToString>(self, name: &str, pairs: impl IntoIterator<Item = (K, V)>) -> Self {
+        pairs.into_iter().enumerate().fold(self, |call, (at, (key, value))| {
+            let one = format!("{name}.member.{}", at + 1);
+            call.with(format!("{one}.Key"), key).with(format!("{one}.Value"), value)
+        })
     }
 
     pub(super) fn with(mut self, name: impl Into<String>, value: impl ToString) -> Self {
@@ -172,10 +208,19 @@ impl Call {
     }
 
     fn body(&self, next: Option<&str>) -> String {
-        let fixed = [("Action", self.action), ("Version", EC2)];
+        let fixed = [("Action", self.action), ("Version", self.service.1)];
         let given = self.fields.iter().map(|(name, value)| (name.as_str(), value.as_str()));
         form(fixed.into_iter().chain(given).chain(next.map(|next| ("NextToken", next))))
     }
+}
+
+/// A request of Route53, whose answers are XML too. `path` is below the version.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Rest {
+    pub(super) doing: String,
+    pub(super) path: String,
+    pub(super) query: Vec<(&'static str, String)>,
+    pub(super) body: String,
 }
 
 pub(super) struct Session {
@@ -258,15 +303,28 @@ impl Session {
 
     async fn page(&self, call: &Call, next: Option<&str>) -> Result<Xml, AwsError> {
         let send = async |who: &Credentials| {
-            let request = self.place.signed(&self.client, "ec2", call.body(next), who);
-            let (status, text) = self.exchange(&call.doing, "ec2", request).await?;
-            let read = Xml::read(&text);
-            match read {
-                Ok(xml) if status.is_success() => Ok(xml),
-                Ok(xml) => Err(refusal(&call.doing, status, xml.error(), &text)),
-                Err(_) if !status.is_success() => Err(refusal(&call.doing, status, None, &text)),
-                Err(why) => Err(AwsError::Unreadable { doing: call.doing.clone(), why }),
-            }
+            let (service, _) = call.service;
+            let request = self.place.signed(&self.client, service, call.body(next), who);
+            let (status, text) = self.exchange(&call.doing, service, request).await?;
+            understood(&call.doing, status, &text)
+        };
+        self.repeat(send).await
+    }
+
+    /// A request of Route53. One with a body changes something.
+    pub(super) async fn route53(&self, request: &Rest) -> Result<Xml, AwsError> {
+        let query: BTreeMap<&str, &str> = request.query.iter().map(|(name, value)| (*name, value.as_str())).collect();
+        let (path, query) = (format!("{ROUTE53_VERSION}/{}", request.path), form(query));
+        let send = async |who: &Credentials| {
+            let method = if request.body.is_empty() { "GET" } else { "POST" };
+            let headers = match method {
+                "POST" => vec![("content-type", String::from("text/xml"))],
+                _ => Vec::new(),
+            };
+            let what = (method, path.as_str(), query.as_str());
+            let sent = self.place.sign(&self.client, what, ROUTE53, request.body.clone(), headers, who);
+            let (status, text) = self.exchange(&request.doing, ROUTE53, sent).await?;
+            understood(&request.doing, status, &text)
         };
         self.repeat(send).await
     }
@@ -279,7 +337,7 @@ impl Session {
                 ("content-type", String::from("application/x-amz-json-1.1")),
                 ("x-amz-target", String::from("AmazonSSM.GetParameter")),
             ];
-            let request = self.place.sign(&self.client, "ssm", body.clone(), headers, who);
+            let request = self.place.sign(&self.client, ("POST", "", ""), "ssm", body.clone(), headers, who);
             let (status, text) = self.exchange(doing, "ssm", request).await?;
             let value: Value = serde_json::from_str(&text).unwrap_or_default();
             let field = |name: &str| value[name].as_str().map(str::to_owned);
@@ -353,6 +411,15 @@ impl Session {
         if kept.as_ref().is_some_and(|kept| Rc::ptr_eq(kept, used)) {
             *kept = None;
         }
+    }
+}
+
+fn understood(doing: &str, status: StatusCode, text: &str) -> Result<Xml, AwsError> {
+    match Xml::read(text) {
+        Ok(xml) if status.is_success() => Ok(xml),
+        Ok(xml) => Err(refusal(doing, status, xml.error(), text)),
+        Err(_) if !status.is_success() => Err(refusal(doing, status, None, text)),
+        Err(why) => Err(AwsError::Unreadable { doing: doing.to_owned(), why }),
     }
 }
 

@@ -1,8 +1,11 @@
-//! Answers of EC2: XML without attributes, in which lists are elements with items.
+//! Answers of AWS: XML without attributes, in which lists are elements with items.
 
 use std::collections::BTreeMap;
 
 use roxmltree::{Document, Node};
+
+/// What Route53 answers to changes of which it carried out none.
+pub(super) const REFUSED_CHANGE: &str = "InvalidChangeBatch";
 
 /// An element.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -31,6 +34,16 @@ impl Xml {
         path.split('/').try_fold(self, |at, name| at.children.iter().find(|child| child.name == name))
     }
 
+    /// The result of a call, where an answer wraps it.
+    pub(super) fn result(&self) -> Option<&Xml> {
+        self.children.iter().find(|child| child.name.ends_with("Result"))
+    }
+
+    /// What it contains itself.
+    pub(super) fn own_text(&self) -> Option<String> {
+        Some(self.text.clone()).filter(|text| !text.is_empty())
+    }
+
     /// Its text; one without any is absent.
     pub(super) fn text(&self, path: &str) -> Option<String> {
         self.get(path).map(|found| found.text.clone()).filter(|text| !text.is_empty())
@@ -49,6 +62,10 @@ impl Xml {
 
     /// The code and the message of an error.
     pub(super) fn error(&self) -> Option<(String, String)> {
+        if self.name == REFUSED_CHANGE {
+            let messages = self.items("Messages").map(|message| message.text.as_str()).collect::<Vec<_>>();
+            return Some((self.name.clone(), messages.join("; ")));
+        }
         let error = self.get("Errors/Error").or_else(|| self.get("Error"))?;
         Some((error.text("Code")?, error.text("Message").unwrap_or_default()))
     }
@@ -77,13 +94,15 @@ mod tests {
     }
 
     #[test]
-    fn errors_have_two_shapes() {
+    fn errors_have_three_shapes() {
         let error = |text: &str| Xml::read(text).unwrap().error();
         let expected = Some((String::from("C"), String::from("m")));
         assert_eq!(
             error("<Response><Errors><Error><Code>C</Code><Message>m</Message></Error></Errors></Response>"),
             expected
         );
+        let refused = "<InvalidChangeBatch xmlns='x'><Messages><Message>a</Message><Message>b</Message></Messages></InvalidChangeBatch>";
+        assert_eq!(error(refused), Some((REFUSED_CHANGE.to_owned(), String::from("a; b"))));
         assert_eq!(error("<ErrorResponse><Error><Code>C</Code><Message>m</Message></Error></ErrorResponse>"), expected);
     }
 

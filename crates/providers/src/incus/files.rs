@@ -4,7 +4,7 @@ use bytes::Bytes;
 use hyper::Method;
 use quorate_agent::api::Seed;
 use quorate_agent::api::boot::{MACHINE_FILE, Machine, SEED_FILE};
-use quorate_agent::boot::{PLACED_SEED, PROGRAM, image_units};
+use quorate_agent::boot::{PLACED_SEED, PROGRAM, With, image_units};
 
 use super::error::IncusError;
 use super::instance::path;
@@ -52,7 +52,7 @@ fn files(seed: &Seed, machine: &Machine, program: Option<Vec<u8>>) -> Vec<File> 
         files.push(File::directory(directory, 0o755));
         files.push(File::new(PROGRAM, 0o755, program));
         files.push(File::directory(WANTS, 0o755));
-        for (at, text) in image_units() {
+        for (at, text) in image_units(With::Nothing) {
             let (_, name) = at.rsplit_once('/').expect("it is below another");
             let link =
                 File { at: format!("{WANTS}/{name}"), mode: 0o777, content: Content::Link(format!("../{name}")) };

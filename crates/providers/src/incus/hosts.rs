@@ -90,7 +90,7 @@ impl Incus {
         let mut taken: BTreeMap<MachineId, &str> = BTreeMap::new();
         taken.extend(chosen.iter().filter_map(|(other, chosen)| Some((other.clone(), chosen.target.as_deref()?))));
         taken.extend(ours.iter().map(|(machine, instance)| (machine.clone(), instance.location.as_str())));
-        // The member's machine of before leaves its place to the new one.
+        // The member's previous machine leaves its place to the new one.
         let is_another = |other: &MachineId| other.member.seat() != machine.member.seat();
         let here = |host: &String| taken.iter().filter(|(other, at)| is_another(other) && **at == host).count();
         let target = online.min_by_key(here);

@@ -9,7 +9,7 @@ use tokio::time::sleep;
 
 use super::catalogue::Service::Compute;
 use super::error::OpenstackError;
-use super::server::{Server, tag};
+use super::server::{Server, marked, tag};
 use super::session::Call;
 use super::{Openstack, one_of};
 use crate::marks::Mark;
@@ -30,8 +30,7 @@ impl Openstack {
     pub(super) async fn marked(&self) -> Result<Vec<(Server, Mark)>, OpenstackError> {
         let path = format!("/servers/detail?tags={}", escaped(&tag(self.spec.name.as_str())));
         let all = self.session()?.list("list servers", Compute, &path, "servers", Some(VERSION)).await?;
-        let found = all.iter().filter_map(Server::read).filter_map(|server| Some((server.clone(), server.mark?)));
-        Ok(found.filter(|(_, mark)| mark.cluster == self.spec.name.as_str()).collect())
+        Ok(all.iter().filter_map(marked).filter(|(_, mark)| mark.cluster == self.spec.name.as_str()).collect())
     }
 
     /// Servers with a mark of this cluster's ID.

@@ -138,8 +138,9 @@ impl Openstack {
         let member = &*self.member(&new.id)?;
         let used: Vec<String> = ours.iter().filter_map(|(_, mark)| mark.data.clone()).collect();
         let prepared = self.prepare(new, member, &used).await?;
-        let port = self.port(new, member).await?;
-        let mut mark = self.mark(new, member, &prepared.flavor, &port);
+        let ports = self.ports_for(new, member).await?;
+        self.put_floating(new, member, &ports[0]).await?;
+        let mut mark = self.mark(new, member, &prepared.flavor, &ports[0]);
         let data = match &prepared.data {
             DataDisk::None => None,
             DataDisk::Kept(id) => Some(id.clone()),
@@ -155,7 +156,8 @@ impl Openstack {
             None => None,
         };
         let disks = Disks { root, data: data.clone() };
-        let server = self.build(name, new, self.description(name, new, member, &prepared, &disks, port, &mark)).await?;
+        let server =
+            self.build(name, new, self.description(name, new, member, &prepared, &disks, ports, &mark)).await?;
         if let Some(volume) = &data {
             self.mark_volume(volume, State::Whole).await?;
         }
@@ -212,7 +214,7 @@ impl Openstack {
         member: &MemberSpec,
         prepared: &Prepared,
         disks: &Disks,
-        port: Port,
+        ports: Vec<Port>,
         mark: &Mark,
     ) -> Value {
         let disk = |source: &str, to: &str, id: &str, index: i8, goes: bool| {
@@ -227,11 +229,13 @@ impl Openstack {
         };
         let data = disks.data.as_ref().map(|volume| disk("volume", "volume", volume, -1, false));
         let devices: Vec<Value> = std::iter::once(root).chain(data).collect();
-        let machine = self.machine(new, port.interface, disks.data.as_deref());
+        let networks: Vec<Value> = ports.iter().map(|port| json!({ "port": port.id })).collect();
+        let interfaces = ports.into_iter().map(|port| port.interface).collect();
+        let machine = self.machine(new, interfaces, disks.data.as_deref());
         let mut server = json!({
             "name": name,
             "flavorRef": prepared.flavor.id,
-            "networks": [{ "port": port.id }],
+            "networks": networks,
             "block_device_mapping_v2": devices,
             "config_drive": true,
             "metadata": json!(mark.parts()),
@@ -262,7 +266,7 @@ impl Openstack {
     }
 
     /// The `machine.json` of its seed.
-    fn machine(&self, new: &NewMachine<'_>, interface: boot::Interface, data: Option<&str>) -> boot::Machine {
+    fn machine(&self, new: &NewMachine<'_>, interfaces: Vec<boot::Interface>, data: Option<&str>) -> boot::Machine {
         let admin = self.settings.admin.as_ref().map(|admin| boot::Admin {
             user: admin.user.clone(),
             ssh_keys: admin.ssh_keys.clone(),
@@ -272,7 +276,7 @@ impl Openstack {
         boot::Machine {
             // A dot would begin a domain.
             hostname: new.name.replace('.', "-"),
-            interfaces: vec![interface],
+            interfaces,
             admin,
             data_disk: data.map(|volume| boot::DataDisk { serial: serial(volume) }),
             channel: false,

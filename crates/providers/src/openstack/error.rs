@@ -43,6 +43,12 @@ pub enum OpenstackError {
     Ambiguous { what: &'static str, name: String, ids: Vec<String> },
     #[error("the image `{image}` is {status}: it cannot be used")]
     ImageUnusable { image: String, status: String },
+    #[error("{} is not a disk in qcow2, as `quorate image build` makes it", file.display())]
+    NotADisk { file: PathBuf },
+    #[error("the image {image} arrived with other bytes than were sent, so it was deleted: run this again")]
+    OtherContent { image: String },
+    #[error("OpenStack does not say which checksum the image {image} has: whether it is right cannot be known")]
+    NoChecksum { image: String },
     #[error(
         "the network {network} has several subnets that would do: set `provider.openstack.subnet` to one of {}",
         list(subnets)
@@ -71,6 +77,10 @@ pub enum OpenstackError {
     #[error("the port {port} is in use by the server {by}")]
     PortInUse { port: String, by: String },
     #[error(
+        "the floating IP {id} leads to the port {by}: take it off (`openstack floating ip unset --port {id}`), then run this again"
+    )]
+    FloatingInUse { id: String, by: String },
+    #[error(
         "the quota of {what} has {left} left, and {member} needs {needed}: ask for a larger quota, or delete what is not needed"
     )]
     NoRoom { what: &'static str, left: String, member: String, needed: String },
@@ -95,6 +105,15 @@ impl OpenstackError {
 
     pub(super) fn is_conflict(&self) -> bool {
         matches!(self, OpenstackError::Refused { code: 409, .. })
+    }
+
+    /// Too many requests.
+    pub(super) fn is_throttled(&self) -> bool {
+        matches!(self, OpenstackError::Refused { code: 429, .. })
+    }
+
+    pub(super) fn is_forbidden(&self) -> bool {
+        matches!(self, OpenstackError::Refused { code: 403, .. })
     }
 
     /// Neutron answers a full quota like any other conflict.

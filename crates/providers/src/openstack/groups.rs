@@ -111,7 +111,7 @@ impl Openstack {
     /// The groups of ports, by id: the operator's, or those that quorate makes. Machines that are made together share them.
     pub(super) async fn groups_of_ports(&self) -> Result<Vec<String>, OpenstackError> {
         if self.settings.security_groups.is_some() {
-            return Ok(self.site().await?.security_groups.clone());
+            return self.given_groups().await;
         }
         let mut known = self.member_group.lock().await;
         if known.is_none() {
@@ -125,7 +125,7 @@ impl Openstack {
         *self.member_group.lock().await = None;
         let wanted = self.groups_of_ports().await?;
         let pairs: BTreeSet<AddressRange> = self.settings.allowed_addresses.iter().copied().collect();
-        for port in ports {
+        for port in ports.iter().filter(|port| port.is_guarded) {
             let mut change = json!({});
             if port.groups.iter().collect::<BTreeSet<_>>() != wanted.iter().collect() {
                 change["security_groups"] = json!(wanted);

@@ -9,13 +9,17 @@ mod compute;
 mod create;
 mod credentials;
 mod error;
+mod floating;
 mod groups;
+mod images;
+mod listing;
 mod network;
 mod server;
 mod session;
 mod volumes;
 
 use std::cell::OnceCell;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
@@ -30,7 +34,8 @@ use serde_json::{Value, json};
 use crate::marks::{Mark, State, key};
 use crate::{Data, Machines, NewMachine, Provider, ProviderError};
 pub use error::OpenstackError;
-use network::{OwnPort, Site};
+pub use images::{Upload, Uploaded, upload, upload_with};
+use network::{OwnPort, Places};
 use server::Server;
 use session::Session;
 use volumes::Volume;
@@ -46,9 +51,15 @@ pub struct Openstack {
     patience: Duration,
     polling: Duration,
     session: OnceCell<Rc<Session>>,
+    /// Whether nothing is done with what is seen, so that a list may be shared with other clusters.
+    only_looks: bool,
     /// Whether the compute service is new enough.
     checked: tokio::sync::OnceCell<()>,
-    site: tokio::sync::OnceCell<Site>,
+    places: tokio::sync::Mutex<Places>,
+    /// External networks: names, and ids.
+    externals: tokio::sync::Mutex<BTreeMap<String, String>>,
+    /// Security groups of the operator, by id.
+    given_groups: tokio::sync::OnceCell<Vec<String>>,
     /// The server group, by id.
     group: tokio::sync::Mutex<Option<String>>,
     /// What machines have open; empty where security groups are the operator's.
@@ -66,17 +77,27 @@ impl Openstack {
             patience: Duration::from_millis(settings.boot_patience.0),
             polling: POLLING,
             session: OnceCell::new(),
+            only_looks: false,
             checked: tokio::sync::OnceCell::new(),
-            site: tokio::sync::OnceCell::new(),
+            places: tokio::sync::Mutex::default(),
+            externals: tokio::sync::Mutex::default(),
+            given_groups: tokio::sync::OnceCell::new(),
             group: tokio::sync::Mutex::new(None),
             openings: if settings.security_groups.is_none() { desire::openings(ledger) } else { Vec::new() },
             member_group: tokio::sync::Mutex::new(None),
         }
     }
 
+    /// For a command that only shows clusters, one after the other: they share lists.
+    #[must_use]
+    pub fn only_looking(self) -> Self {
+        Openstack { only_looks: true, ..self }
+    }
+
     /// Reads credentials from this file, and looks more often, and repeats failed requests sooner and less often.
     pub fn impatient(self, clouds: &Path, attempts: u32, pause: Duration) -> Result<Self, OpenstackError> {
-        let session = Session::impatient(clouds, &self.settings, attempts, pause)?;
+        let (cloud, region) = (self.settings.cloud.as_deref(), self.settings.region.as_deref());
+        let session = Session::of_file(clouds, cloud, region, attempts, pause)?;
         Ok(Openstack { session: OnceCell::from(Rc::new(session)), polling: pause, ..self })
     }
 
@@ -115,8 +136,11 @@ impl Openstack {
             }
         }
         self.delete_server(server).await?;
-        if let Some(port) = &mark.port {
-            self.delete_port(port).await?;
+        let ports = self.ports().await?.into_iter().filter(|port| port.is_of(mark)).map(|port| port.id);
+        let mut ports: BTreeSet<String> = ports.collect();
+        ports.extend(mark.port.clone());
+        for port in ports {
+            self.delete_port(&port).await?;
         }
         Ok(())
     }
@@ -137,13 +161,14 @@ impl Openstack {
             }
         }
         let ports = self.ports().await?;
-        let is_used = |port: &&OwnPort| kept.iter().any(|mark| mark.port.as_ref() == Some(&port.id));
+        let is_used = |port: &&OwnPort| kept.iter().any(|mark| port.is_of(mark));
         let (used, unused): (Vec<&OwnPort>, Vec<&OwnPort>) = ports.iter().partition(is_used);
         let (gone, left): (Vec<_>, Vec<_>) =
             unused.into_iter().partition(|port| doomed(port.fence, Some(&port.machine)));
         for port in gone {
             self.delete_port(&port.id).await?;
         }
+        self.keep_floating(&kept, |fence| doomed(fence, None)).await?;
         let volumes: Vec<String> = kept.iter().filter_map(|mark| mark.data.clone()).collect();
         self.sweep_volumes(&volumes, |volume: &Volume| doomed(volume.fence(), None)).await?;
         if !kept.is_empty() || !used.is_empty() || !left.is_empty() {
@@ -174,7 +199,8 @@ impl Provider for Openstack {
     }
 
     async fn machines(&self) -> Result<Machines, ProviderError> {
-        let whole = self.marked().await?.into_iter().filter(|(_, mark)| mark.state == State::Whole);
+        let marked = if self.only_looks { self.marked_in_common().await? } else { self.marked().await? };
+        let whole = marked.into_iter().filter(|(_, mark)| mark.state == State::Whole);
         let found = whole.map(|(server, mark)| Self::seen(&server, mark)).collect();
         Ok(Machines { found, ..Machines::default() })
     }
@@ -253,6 +279,7 @@ impl Provider for Openstack {
         for volume in self.volumes().await?.iter().filter(|volume| !used.contains(&volume.id)) {
             self.delete_volume(volume).await?;
         }
+        self.delete_all_floating().await?;
         match self.drop_groups(&[]).await? {
             used if used.is_empty() => Ok(()),
             groups => Err(OpenstackError::GroupsInUse { groups }.into()),

@@ -1,7 +1,8 @@
 //! The network of machines: a port for each, made before its server, and the subnet that its address is in.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::rc::Rc;
 
 use quorate_agent::api::boot;
 use quorate_core::model::{CLIENT_PORT, MachineId};
@@ -14,17 +15,23 @@ use super::catalogue::Service::Network;
 use super::error::OpenstackError;
 use super::session::Call;
 use super::{Openstack, one_of, text};
+use crate::marks::Mark;
 use crate::web::escaped;
 use crate::{NewMachine, ProviderError};
 
-/// What machines of the cluster need of their network.
+/// A network that ports are made on.
 #[derive(Clone, Debug)]
-pub(super) struct Site {
-    network: String,
+pub(super) struct Place {
+    id: String,
+    /// As the spec has it.
+    name: String,
     subnets: Vec<Subnet>,
-    /// Those of the operator, by id.
-    pub(super) security_groups: Vec<String>,
+    /// Whether its ports have security groups.
+    is_guarded: bool,
 }
+
+/// Networks that were looked up, by name and subnet.
+pub(super) type Places = BTreeMap<(String, Option<String>), Rc<Place>>;
 
 #[derive(Clone, Debug)]
 struct Subnet {
@@ -70,48 +77,23 @@ pub(super) struct OwnPort {
     pub(super) groups: Vec<String>,
     /// What else it may send from.
     pub(super) pairs: BTreeSet<AddressRange>,
+    /// Whether it can have security groups and further addresses.
+    pub(super) is_guarded: bool,
 }
 
-impl Openstack {
-    /// Looked up once in a run.
-    pub(super) async fn site(&self) -> Result<&Site, OpenstackError> {
-        self.site.get_or_try_init(async || self.find_site().await).await
+impl OwnPort {
+    /// Whether a server with this mark has it.
+    pub(super) fn is_of(&self, mark: &Mark) -> bool {
+        mark.port.as_ref() == Some(&self.id) || mark.is_of(&self.machine) && mark.fence == self.fence
     }
+}
 
-    async fn find_site(&self) -> Result<Site, OpenstackError> {
-        let session = self.session()?;
-        let path = "/networks?fields=id&fields=name";
-        let networks = session.list("list networks", Network, path, "networks", None).await?;
-        let network = one_of("network", &self.settings.network, &networks)?;
-        let network = text(network, "id").unwrap_or_default();
-        let path = format!("/subnets?network_id={network}");
-        let subnets = session.list("list subnets", Network, &path, "subnets", None).await?;
-        let subnets: Vec<Subnet> = match &self.settings.subnet {
-            Some(name) => Subnet::read(one_of("subnet", name, &subnets)?).into_iter().collect(),
-            None => subnets.iter().filter_map(Subnet::read).collect(),
-        };
-        let security_groups = self.given_groups().await?;
-        Ok(Site { network, subnets, security_groups })
-    }
-
-    /// The operator's security groups, by id.
-    async fn given_groups(&self) -> Result<Vec<String>, OpenstackError> {
-        let given = self.settings.security_groups.as_deref().unwrap_or_default();
-        if given.is_empty() {
-            return Ok(Vec::new());
-        }
-        let path = "/security-groups?fields=id&fields=name";
-        let groups = self.session()?.list("list security groups", Network, path, "security_groups", None).await?;
-        let id =
-            |name: &String| one_of("security group", name, &groups).map(|group| text(group, "id").unwrap_or_default());
-        given.iter().map(id).collect()
-    }
-
+impl Place {
     /// The subnet of an address; without one, the only one there is, or the only one of IPv4.
-    fn subnet<'a>(&self, site: &'a Site, address: Option<IpAddr>) -> Result<&'a Subnet, OpenstackError> {
+    fn subnet(&self, address: Option<IpAddr>) -> Result<&Subnet, OpenstackError> {
         let fits = |subnet: &&Subnet| address.is_none_or(|address| subnet.range.contains(address));
-        let fitting: Vec<&Subnet> = site.subnets.iter().filter(fits).collect();
-        let network = self.settings.network.clone();
+        let fitting: Vec<&Subnet> = self.subnets.iter().filter(fits).collect();
+        let network = self.name.clone();
         let v4: Vec<&Subnet> = fitting.iter().copied().filter(|subnet| subnet.range.address.is_ipv4()).collect();
         match (&fitting[..], &v4[..]) {
             ([one], _) | (_, [one]) => Ok(one),
@@ -123,14 +105,14 @@ impl Openstack {
         }
     }
 
-    fn interface(&self, site: &Site, port: &Value) -> Result<boot::Interface, OpenstackError> {
+    fn interface(&self, port: &Value) -> Result<boot::Interface, OpenstackError> {
         let fixed = port.get("fixed_ips").and_then(Value::as_array).into_iter().flatten();
         let mut addresses = fixed.filter_map(|fixed| text(fixed, "ip_address")?.parse::<IpAddr>().ok());
         let unreadable =
             |why: &str| OpenstackError::Unreadable { doing: String::from("look at a port"), why: why.into() };
         let address = addresses.next().ok_or_else(|| unreadable("it has no address"))?;
-        let subnet = self.subnet(site, Some(address))?;
-        let more = addresses.map(|address| Ok((address, self.subnet(site, Some(address))?.range.prefix)));
+        let subnet = self.subnet(Some(address))?;
+        let more = addresses.map(|address| Ok((address, self.subnet(Some(address))?.range.prefix)));
         Ok(boot::Interface {
             mac: text(port, "mac_address").ok_or_else(|| unreadable("it has no MAC address"))?.to_lowercase(),
             address,
@@ -140,12 +122,64 @@ impl Openstack {
             more_addresses: more.collect::<Result<_, OpenstackError>>()?,
         })
     }
+}
 
-    fn read_port(&self, site: &Site, value: &Value, is_ours: bool) -> Result<Port, OpenstackError> {
+impl Openstack {
+    /// A network, and those of its subnets that may be used. Looked up once in a run.
+    async fn place(&self, network: &str, subnet: Option<&str>) -> Result<Rc<Place>, OpenstackError> {
+        let mut known = self.places.lock().await;
+        let key = (network.to_owned(), subnet.map(str::to_owned));
+        if let Some(place) = known.get(&key) {
+            return Ok(place.clone());
+        }
+        let place = Rc::new(self.find_place(network, subnet).await?);
+        known.insert(key, place.clone());
+        Ok(place)
+    }
+
+    async fn find_place(&self, name: &str, subnet: Option<&str>) -> Result<Place, OpenstackError> {
+        let session = self.session()?;
+        let path = "/networks?fields=id&fields=name&fields=port_security_enabled";
+        let networks = session.list("list networks", Network, path, "networks", None).await?;
+        let network = one_of("network", name, &networks)?;
+        let id = text(network, "id").unwrap_or_default();
+        let is_guarded = network.get("port_security_enabled").and_then(Value::as_bool).unwrap_or(true);
+        let path = format!("/subnets?network_id={id}");
+        let subnets = session.list("list subnets", Network, &path, "subnets", None).await?;
+        let subnets: Vec<Subnet> = match subnet {
+            Some(name) => Subnet::read(one_of("subnet", name, &subnets)?).into_iter().collect(),
+            None => subnets.iter().filter_map(Subnet::read).collect(),
+        };
+        Ok(Place { id, name: name.to_owned(), subnets, is_guarded })
+    }
+
+    /// The network whose addresses are those of members.
+    async fn site(&self) -> Result<Rc<Place>, OpenstackError> {
+        self.place(&self.settings.network, self.settings.subnet.as_deref()).await
+    }
+
+    /// The operator's security groups, by id.
+    pub(super) async fn given_groups(&self) -> Result<Vec<String>, OpenstackError> {
+        self.given_groups.get_or_try_init(async || self.find_groups().await).await.cloned()
+    }
+
+    async fn find_groups(&self) -> Result<Vec<String>, OpenstackError> {
+        let given = self.settings.security_groups.as_deref().unwrap_or_default();
+        if given.is_empty() {
+            return Ok(Vec::new());
+        }
+        let path = "/security-groups?fields=id&fields=name";
+        let groups = self.session()?.list("list security groups", Network, path, "security_groups", None).await?;
+        let id =
+            |name: &String| one_of("security group", name, &groups).map(|group| text(group, "id").unwrap_or_default());
+        given.iter().map(id).collect()
+    }
+
+    fn read_port(&self, place: &Place, value: &Value, is_ours: bool) -> Result<Port, OpenstackError> {
         Ok(Port {
             id: text(value, "id").unwrap_or_default(),
             device: text(value, "device_id").filter(|device| !device.is_empty()),
-            interface: self.interface(site, value)?,
+            interface: place.interface(value)?,
             is_ours,
         })
     }
@@ -170,7 +204,10 @@ impl Openstack {
         let read = |port: &Value| {
             let name = text(port, "name")?;
             let mut parts = name.strip_prefix(&beginning)?.rsplitn(3, '.');
-            let (fence, incarnation) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
+            let fence = parts.next()?;
+            // Further ports are numbered.
+            let fence = fence.split_once('-').map_or(fence, |(fence, _)| fence).parse().ok()?;
+            let incarnation = parts.next()?.parse().ok()?;
             let machine = MachineId::new(&parts.next()?.into(), incarnation);
             let groups = port.get("security_groups").and_then(Value::as_array).into_iter().flatten();
             let pairs = port.get("allowed_address_pairs").and_then(Value::as_array).into_iter().flatten();
@@ -181,6 +218,7 @@ impl Openstack {
                 fence,
                 groups: groups.filter_map(Value::as_str).map(str::to_owned).collect(),
                 pairs: pairs.filter_map(|pair| text(pair, "ip_address")?.parse().ok()).collect(),
+                is_guarded: port.get("port_security_enabled").and_then(Value::as_bool).unwrap_or(true),
             })
         };
         // The owner of a network sees ports of other projects on it, which may have any description.
@@ -191,21 +229,57 @@ impl Openstack {
         Ok(all.iter().filter(is_marked).filter_map(read).collect())
     }
 
-    /// The port for a machine: the operator's, or a new one.
-    pub(super) async fn port(&self, new: &NewMachine<'_>, member: &MemberSpec) -> Result<Port, ProviderError> {
+    /// The ports for a machine, each the operator's or a new one. The first has the machine's address.
+    pub(super) async fn ports_for(
+        &self,
+        new: &NewMachine<'_>,
+        member: &MemberSpec,
+    ) -> Result<Vec<Port>, ProviderError> {
         let site = self.site().await?;
-        match &section(member).port {
-            Some(id) => Ok(self.given_port(site, id, new).await?),
-            None => self.new_port(site, new).await,
+        let first = match &section(member).port {
+            Some(id) => self.given_port(&site, id, new).await?,
+            None => {
+                let name = self.port_name(&new.id, new.fence);
+                self.new_port(&site, name, new.address).await?
+            }
+        };
+        let mut ports = vec![first];
+        for (n, wanted) in self.settings.more_ports_of(member).iter().enumerate() {
+            let mut port = match (&wanted.network, &wanted.port) {
+                (Some(network), _) => {
+                    let place = self.place(network, wanted.subnet.as_deref()).await?;
+                    let name = format!("{}-{}", self.port_name(&new.id, new.fence), n + 1);
+                    self.new_port(&place, name, wanted.address).await?
+                }
+                (None, port) => self.further_given_port(port.as_deref().unwrap_or_default()).await?,
+            };
+            // A second default route would send answers where nobody waits for them.
+            (port.interface.gateway, port.interface.dns) = (None, Vec::new());
+            ports.push(port);
+        }
+        Ok(ports)
+    }
+
+    async fn look_at_given_port(&self, id: &str) -> Result<Value, OpenstackError> {
+        let found = self.session()?.get("look at the port", Network, &format!("/ports/{id}"), None).await?;
+        let found = found.and_then(|mut found| found.get_mut("port").map(Value::take));
+        found.ok_or_else(|| OpenstackError::Missing { what: "port", name: id.to_owned(), names: Vec::new() })
+    }
+
+    /// One that is not on the network of members, or need not be.
+    async fn further_given_port(&self, id: &str) -> Result<Port, OpenstackError> {
+        let found = self.look_at_given_port(id).await?;
+        let place = self.place(&text(&found, "network_id").unwrap_or_default(), None).await?;
+        let port = self.read_port(&place, &found, false)?;
+        match &port.device {
+            Some(by) => Err(OpenstackError::PortInUse { port: id.to_owned(), by: by.clone() }),
+            None => Ok(port),
         }
     }
 
-    async fn given_port(&self, site: &Site, id: &str, new: &NewMachine<'_>) -> Result<Port, OpenstackError> {
-        let found = self.session()?.get("look at the port", Network, &format!("/ports/{id}"), None).await?;
-        let found = found.as_ref().and_then(|found| found.get("port"));
-        let found =
-            found.ok_or_else(|| OpenstackError::Missing { what: "port", name: id.to_owned(), names: Vec::new() })?;
-        let mut port = self.read_port(site, found, false)?;
+    async fn given_port(&self, site: &Place, id: &str, new: &NewMachine<'_>) -> Result<Port, OpenstackError> {
+        let found = self.look_at_given_port(id).await?;
+        let mut port = self.read_port(site, &found, false)?;
         if let Some(address) = new.address {
             let first = (port.interface.address, port.interface.prefix);
             let others = std::mem::take(&mut port.interface.more_addresses);
@@ -215,7 +289,7 @@ impl Openstack {
                 let (port, member) = (id.to_owned(), new.id.member.to_string());
                 return Err(OpenstackError::PortAddress { port, member, address, found });
             }
-            let subnet = self.subnet(site, Some(address))?;
+            let subnet = site.subnet(Some(address))?;
             (port.interface.address, port.interface.prefix) = (address, subnet.range.prefix);
             (port.interface.gateway, port.interface.dns) = (subnet.gateway, subnet.dns.clone());
             port.interface.more_addresses = all.into_iter().filter(|(known, _)| *known != address).collect();
@@ -226,24 +300,27 @@ impl Openstack {
         }
     }
 
-    async fn new_port(&self, site: &Site, new: &NewMachine<'_>) -> Result<Port, ProviderError> {
-        let subnet = self.subnet(site, new.address)?;
+    async fn new_port(&self, place: &Place, name: String, address: Option<IpAddr>) -> Result<Port, ProviderError> {
+        let subnet = place.subnet(address)?;
         let mut fixed = json!({ "subnet_id": subnet.id });
-        if let Some(address) = new.address {
-            if let Some(by) = self.holder(site, address).await? {
+        if let Some(address) = address {
+            if let Some(by) = self.holder(place, address).await? {
                 return Err(ProviderError::AddressTaken { address, port: CLIENT_PORT, by: Some(by) });
             }
             fixed["ip_address"] = json!(address);
         }
-        let name = self.port_name(&new.id, new.fence);
         let mut port = json!({
             "name": name,
             "description": self.port_mark(),
-            "network_id": site.network,
+            "network_id": place.id,
             "fixed_ips": [fixed],
-            "security_groups": self.groups_of_ports().await?,
         });
-        if !self.settings.allowed_addresses.is_empty() {
+        // Where nothing would enforce them neutron refuses groups. For members' own network that is an error, which says what to do.
+        let is_guarded = place.is_guarded || place.name == self.settings.network;
+        if is_guarded {
+            port["security_groups"] = json!(self.groups_of_ports().await?);
+        }
+        if is_guarded && !self.settings.allowed_addresses.is_empty() {
             port["allowed_address_pairs"] = self.address_pairs();
         }
         let find = async || {
@@ -253,21 +330,21 @@ impl Openstack {
         };
         let call = Call::new(format!("create the port {name}"), Network, Method::POST, "/ports");
         let made = self.session()?.create(call.json(json!({ "port": port })), find).await;
-        let made = match (made, new.address) {
+        let made = match (made, address) {
             // Of another project, whose ports are not shown.
             (Err(error), Some(address)) if error.is_conflict() && error.to_string().contains(&address.to_string()) => {
                 return Err(ProviderError::AddressTaken { address, port: CLIENT_PORT, by: None });
             }
             (Err(OpenstackError::Refused { code: 403, said, .. }), Some(address)) if said.contains("fixed_ips") => {
-                let network = self.settings.network.clone();
+                let network = place.name.clone();
                 return Err(OpenstackError::NotOwner { network, address, said }.into());
             }
             (Err(OpenstackError::Refused { said, .. }), _) if said.to_lowercase().contains("port security") => {
-                return Err(OpenstackError::NoPortSecurity { network: self.settings.network.clone(), said }.into());
+                return Err(OpenstackError::NoPortSecurity { network: place.name.clone(), said }.into());
             }
             (made, _) => made?,
         };
-        Ok(self.read_port(site, made.get("port").unwrap_or(&Value::Null), true)?)
+        Ok(self.read_port(place, made.get("port").unwrap_or(&Value::Null), true)?)
     }
 
     pub(super) fn address_pairs(&self) -> Value {
@@ -275,10 +352,10 @@ impl Openstack {
     }
 
     /// Who has this address.
-    async fn holder(&self, site: &Site, address: IpAddr) -> Result<Option<String>, OpenstackError> {
+    async fn holder(&self, place: &Place, address: IpAddr) -> Result<Option<String>, OpenstackError> {
         let fixed = escaped(&format!("ip_address={address}"));
         let path =
-            format!("/ports?network_id={}&fixed_ips={fixed}&fields=id&fields=name&fields=device_owner", site.network);
+            format!("/ports?network_id={}&fixed_ips={fixed}&fields=id&fields=name&fields=device_owner", place.id);
         let found = self.session()?.list("look for an address", Network, &path, "ports", None).await?;
         Ok(found.first().map(|port| {
             let named = |field: &str| text(port, field).filter(|name| !name.is_empty());

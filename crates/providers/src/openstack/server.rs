@@ -19,6 +19,13 @@ fn read_mark(metadata: &Value) -> Option<Mark> {
     Mark::read(&texts.collect::<BTreeMap<String, String>>())
 }
 
+/// A server with a mark.
+pub(super) fn marked(value: &Value) -> Option<(Server, Mark)> {
+    let server = Server::read(value)?;
+    let mark = server.mark.clone()?;
+    Some((server, mark))
+}
+
 /// A server as it was found.
 #[derive(Clone, Debug)]
 pub(super) struct Server {
@@ -74,7 +81,7 @@ impl Server {
         self.status == "ERROR" && self.runs != Some(1)
     }
 
-    /// What brings it back from where somebody has put it. Data is where it was: a resize is never reverted, because the disk of before
+    /// What brings it back from where somebody has put it. Data is where it was: a resize is never reverted, because the previous disk
     /// has forgotten what was written since.
     pub(super) fn return_with(&self) -> Option<(&'static str, Value)> {
         let (doing, action) = match self.status.as_str() {

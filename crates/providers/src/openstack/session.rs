@@ -3,19 +3,19 @@
 //! A request that creates something is not repeated blindly: if its answer was lost it may have been carried out. `create` looks for
 //! what it would have created first.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::rc::{Rc, Weak};
+use std::rc::Rc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use jiff::{SignedDuration, Timestamp};
 use quorate_core::Secret;
-use quorate_core::providers::openstack::OpenstackSettings;
 use quorate_core::text::{cut, with_causes};
 use reqwest::header::{CONTENT_TYPE, HeaderMap, RETRY_AFTER};
 use reqwest::redirect::Policy;
-use reqwest::{Client, Method, StatusCode};
+use reqwest::{Client, Method, RequestBuilder, StatusCode};
 use serde_json::Value;
 use tokio::sync::Mutex;
 use tokio::time::sleep;
@@ -23,11 +23,14 @@ use tokio::time::sleep;
 use super::catalogue::{Catalogue, Service};
 use super::credentials::{Cloud, read_cas};
 use super::error::OpenstackError;
+use super::listing::Listing;
 use crate::web::{RETRY, Retry};
 
 const CONNECTING: Duration = Duration::from_secs(10);
 /// Nova waits for other services before it answers.
 const ANSWERING: Duration = Duration::from_secs(90);
+/// An image over a slow line.
+const UPLOADING: Duration = Duration::from_secs(3600);
 /// A token is replaced this long before it expires.
 const SPARE: SignedDuration = SignedDuration::from_secs(120);
 /// How much of an answer that is not understood is shown.
@@ -87,38 +90,43 @@ pub(super) struct Session {
     retry: Retry,
     /// Locked while a new one is asked for, so that many calls ask once.
     token: Mutex<Option<Rc<Token>>>,
+    /// What clusters that are only looked at share.
+    pub(super) listing: Mutex<Option<Listing>>,
+    /// How often anything was changed.
+    pub(super) changes: Cell<u64>,
 }
 
 /// Cloud and region, as a spec names them.
 type Named = (Option<String>, Option<String>);
 
 thread_local! {
-    /// Clusters in the same cloud share a session, and so a token.
-    static SESSIONS: RefCell<BTreeMap<Named, Weak<Session>>> = const { RefCell::new(BTreeMap::new()) };
+    /// Clusters in the same cloud share a session, and so a token, also where one is looked at after the other.
+    static SESSIONS: RefCell<BTreeMap<Named, Rc<Session>>> = const { RefCell::new(BTreeMap::new()) };
 }
 
 impl Session {
     /// The session for a cloud in a region, as the spec names them.
     pub(super) fn of(cloud: Option<&str>, region: Option<&str>) -> Result<Rc<Self>, OpenstackError> {
         let key = (cloud.map(str::to_owned), region.map(str::to_owned));
-        let open = SESSIONS.with_borrow(|all| all.get(&key).and_then(Weak::upgrade));
+        let open = SESSIONS.with_borrow(|all| all.get(&key).cloned());
         if let Some(session) = open {
             return Ok(session);
         }
         let session = Rc::new(Self::new(Cloud::find(cloud, region)?, RETRY)?);
-        SESSIONS.with_borrow_mut(|all| all.insert(key, Rc::downgrade(&session)));
+        SESSIONS.with_borrow_mut(|all| all.insert(key, session.clone()));
         Ok(session)
     }
 
     /// With the credentials of this file, and other times.
-    pub(super) fn impatient(
+    pub(super) fn of_file(
         clouds: &Path,
-        settings: &OpenstackSettings,
+        cloud: Option<&str>,
+        region: Option<&str>,
         attempts: u32,
         pause: Duration,
     ) -> Result<Self, OpenstackError> {
-        let mut cloud = Cloud::of_file(clouds, settings.cloud.as_deref())?;
-        cloud.region = settings.region.clone().or(cloud.region);
+        let mut cloud = Cloud::of_file(clouds, cloud)?;
+        cloud.region = region.map(str::to_owned).or(cloud.region);
         Self::new(cloud, Retry { attempts, first: pause, longest: pause * 2 })
     }
 
@@ -133,7 +141,7 @@ impl Session {
         let unusable =
             |error: reqwest::Error| OpenstackError::Unsupported { cloud: cloud.name.clone(), why: with_causes(&error) };
         let client = client.build().map_err(unusable)?;
-        Ok(Session { cloud, client, retry, token: Mutex::new(None) })
+        Ok(Session { cloud, client, retry, token: Mutex::new(None), listing: Mutex::new(None), changes: Cell::new(0) })
     }
 
     /// The project that the credentials are for, by id.
@@ -217,8 +225,32 @@ impl Session {
         unreachable!("the last attempt returns")
     }
 
+    /// Sends a file, once: what became of it must be looked at if there is no good answer.
+    pub(super) async fn upload(
+        &self,
+        doing: &str,
+        service: Service,
+        path: &str,
+        content: Bytes,
+    ) -> Result<(), OpenstackError> {
+        let token = self.token().await?;
+        let url = format!("{}{path}", token.catalogue.endpoint(&self.cloud, service)?);
+        let request = self.client.put(&url).header(TOKEN, token.value.expose()).timeout(UPLOADING);
+        let request = request.header(CONTENT_TYPE, "application/octet-stream").body(content);
+        let answer = read(doing, &url, request).await?;
+        if answer.status == StatusCode::UNAUTHORIZED {
+            self.drop_token(&token).await;
+            let (doing, code, said) = (doing.to_owned(), 401, said(&answer.body));
+            return Err(OpenstackError::Failed { doing, code, said });
+        }
+        if answer.status.is_success() { Ok(()) } else { Err(refusal(doing, &answer)) }
+    }
+
     /// Repeats what may be repeated, a few times.
     async fn send(&self, call: &Call) -> Result<Value, OpenstackError> {
+        if call.method != Method::GET {
+            self.changes.set(self.changes.get() + 1);
+        }
         let mut renewed = false;
         for tried in 1.. {
             let token = self.token().await?;
@@ -264,24 +296,7 @@ impl Session {
         if let Some(body) = body {
             request = request.header(CONTENT_TYPE, "application/json").body(body.to_string());
         }
-        let lost = |error: reqwest::Error| OpenstackError::Unreachable {
-            doing: doing.to_owned(),
-            url: url.split('?').next().unwrap_or_default().to_owned(),
-            sent: !error.is_connect(),
-            why: with_causes(&error.without_url()),
-        };
-        let answer = request.send().await.map_err(lost)?;
-        let (status, headers) = (answer.status(), answer.headers().clone());
-        let bytes = answer.bytes().await.map_err(lost)?;
-        let body = match serde_json::from_slice(&bytes) {
-            Ok(value) => value,
-            Err(_) if bytes.is_empty() => Value::Null,
-            Err(_) if !status.is_success() => Value::String(String::from_utf8_lossy(&bytes).into_owned()),
-            Err(error) => {
-                return Err(OpenstackError::Unreadable { doing: doing.to_owned(), why: error.to_string() });
-            }
-        };
-        Ok(Answer { status, headers, body })
+        read(doing, url, request).await
     }
 
     async fn token(&self) -> Result<Rc<Token>, OpenstackError> {
@@ -335,6 +350,28 @@ impl Session {
         let expires = expires.ok_or_else(|| unreadable("it does not say when the token expires"))?;
         Ok(Token { value: Secret::new(value), expires, catalogue: Catalogue::read(token) })
     }
+}
+
+/// Sends a request and reads the whole answer.
+async fn read(doing: &str, url: &str, request: RequestBuilder) -> Result<Answer, OpenstackError> {
+    let lost = |error: reqwest::Error| OpenstackError::Unreachable {
+        doing: doing.to_owned(),
+        url: url.split('?').next().unwrap_or_default().to_owned(),
+        sent: !error.is_connect(),
+        why: with_causes(&error.without_url()),
+    };
+    let answer = request.send().await.map_err(lost)?;
+    let (status, headers) = (answer.status(), answer.headers().clone());
+    let bytes = answer.bytes().await.map_err(lost)?;
+    let body = match serde_json::from_slice(&bytes) {
+        Ok(value) => value,
+        Err(_) if bytes.is_empty() => Value::Null,
+        Err(_) if !status.is_success() => Value::String(String::from_utf8_lossy(&bytes).into_owned()),
+        Err(error) => {
+            return Err(OpenstackError::Unreadable { doing: doing.to_owned(), why: error.to_string() });
+        }
+    };
+    Ok(Answer { status, headers, body })
 }
 
 /// Whether another attempt may succeed and can do no harm.

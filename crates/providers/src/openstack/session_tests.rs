@@ -11,8 +11,17 @@ use hyper_util::rt::TokioIo;
 use serde_json::json;
 use tokio::net::TcpListener;
 
+use quorate_core::kinds::etcd::spec::ClientAuth;
+use quorate_core::kinds::etcd::versions;
+use quorate_core::model::Ledger;
+use quorate_core::providers::openstack::OpenstackSettings;
+use quorate_core::spec;
+
+use super::super::Openstack;
 use super::super::credentials::{Login, Who};
 use super::*;
+use crate::Provider;
+use crate::marks::{Mark, State};
 
 /// What the server does with the next request that is not for a token.
 #[derive(Clone, Debug)]
@@ -224,4 +233,66 @@ fn pauses_grow_and_what_a_server_asks_for_is_bounded() {
         assert_eq!(retry.pause(1, Some(20 * second)), 20 * second);
         assert_eq!(retry.pause(1, Some(3600 * second)), 32 * second);
     }
+}
+
+/// A cluster of this name that is only looked at, with this session.
+fn observed(name: &str, session: &Rc<Session>) -> Openstack {
+    let spec = spec::generated(name, 1, versions::DEFAULT, ClientAuth::Certificate).unwrap().clusters.remove(0);
+    let settings = json!({ "image": "m", "flavor": "f", "network": "n" });
+    let settings: OpenstackSettings = serde_json::from_value(settings).unwrap();
+    let ledger = Ledger::new(format!("id-{name}"), spec);
+    let mut observed = Openstack::new(&ledger, &settings).only_looking();
+    observed.session = session.clone().into();
+    observed
+}
+
+fn server(cluster: &str) -> Value {
+    let mark = Mark {
+        cluster: cluster.to_owned(),
+        cluster_id: format!("id-{cluster}"),
+        member: "etcd-1".into(),
+        incarnation: 1,
+        address: "10.0.0.1".parse().unwrap(),
+        fence: 1,
+        state: State::Whole,
+        port: None,
+        data: None,
+        build: None,
+        flavor: None,
+    };
+    json!({ "id": cluster, "status": "ACTIVE", "OS-EXT-STS:power_state": 1, "metadata": mark.parts() })
+}
+
+#[tokio::test]
+async fn clusters_that_are_only_looked_at_share_a_list() {
+    let names: Vec<String> = (0..100).map(|n| format!("c{n}")).collect();
+    let all: Vec<Value> = names.iter().map(|name| server(name)).collect();
+    let list = |servers: Vec<Value>| Then::Answer(200, json!({ "servers": servers }));
+    let script = script([list(vec![server("c0")]), list(all)]);
+    let session = Rc::new(serve(script.clone()).await);
+    for name in &names {
+        let found = observed(name, &session).machines().await.unwrap().found;
+        assert_eq!(found.len(), 1, "{name}");
+        assert_eq!(found[0].1.cluster_id, format!("id-{name}"));
+    }
+    let (calls, tokens) = {
+        let script = script.lock().unwrap();
+        (script.seen.len(), script.tokens)
+    };
+    assert_eq!((calls, tokens), (2, 1), "one by tag, one for all, one token");
+    // Who looks again sees what is new.
+    script.lock().unwrap().then.push_back(list(Vec::new()));
+    assert_eq!(observed("c5", &session).machines().await.unwrap().found.len(), 0);
+    // So does everybody after this program has changed anything.
+    let again = [list(Vec::new()), list(vec![server("c7")]), status(200), list(vec![])];
+    script.lock().unwrap().then.extend(again);
+    assert_eq!(observed("c5", &session).machines().await.unwrap().found.len(), 0);
+    assert_eq!(observed("c7", &session).machines().await.unwrap().found.len(), 1);
+    session.change(post()).await.unwrap();
+    assert_eq!(observed("c8", &session).machines().await.unwrap().found.len(), 0);
+    assert_eq!(script.lock().unwrap().seen.len(), 7);
+    // A cluster that acts never takes what was listed for others.
+    let acting = Openstack { only_looks: false, ..observed("c9", &session) };
+    acting.machines().await.unwrap();
+    assert_eq!(script.lock().unwrap().seen.len(), 8);
 }

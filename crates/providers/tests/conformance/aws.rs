@@ -1,11 +1,15 @@
 //! The ground of the provider `aws`: moto's server, which a lab runs, behind a proxy that is as strict as AWS. An environment variable says
 //! where it is. Its instances are records: no guest runs in them.
 
+mod balancing;
 mod cloud;
 mod faults;
+mod fixtures;
 mod groups;
 mod made;
+mod names;
 mod strict;
+mod vpc;
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
@@ -37,7 +41,8 @@ const PAUSE: Duration = Duration::from_millis(20);
 const ATTEMPTS: u32 = 5;
 
 pub fn trials() -> Vec<Trial> {
-    faults::trials().into_iter().chain(groups::trials()).chain(made::trials()).collect()
+    let first = faults::trials().into_iter().chain(groups::trials()).chain(made::trials());
+    first.chain(vpc::trials()).chain(fixtures::trials()).collect()
 }
 
 pub fn is_there() -> bool {

@@ -1,9 +1,11 @@
 //! The ground of the provider `openstack`: a cloud that a lab runs. An environment variable names its `clouds.yaml`. Its servers are
 //! records: no guest runs in them.
 
+mod addresses;
 mod cloud;
 mod faults;
 mod groups;
+mod images;
 mod states;
 
 use std::collections::BTreeSet;
@@ -19,7 +21,7 @@ use quorate_core::kinds::etcd::spec::ClientAuth;
 use quorate_core::kinds::etcd::versions;
 use quorate_core::model::{Ledger, MachineId, MemberName};
 use quorate_core::providers::openstack::OpenstackSettings;
-use quorate_core::spec::{self, Provider as Kind, Size};
+use quorate_core::spec::{self, ClusterSpec, Provider as Kind, Size};
 use quorate_providers::{Data, NewMachine, Openstack, Provider};
 use serde_json::json;
 
@@ -40,7 +42,8 @@ const ATTEMPTS: u32 = 5;
 static GROUNDS: AtomicU8 = AtomicU8::new(1);
 
 pub fn trials() -> Vec<Trial> {
-    faults::trials().into_iter().chain(groups::trials()).chain(states::trials()).collect()
+    let all = [faults::trials(), groups::trials(), states::trials(), addresses::trials(), images::trials()];
+    all.into_iter().flatten().collect()
 }
 
 pub fn is_there() -> bool {
@@ -75,15 +78,31 @@ impl Place {
     fn settings(&self) -> OpenstackSettings {
         let settings = json!({
             "cloud": CLOUD, "image": RECORD, "flavor": RECORD, "network": NETWORK, "availability_zone": ZONE,
-            "data_size": "1GiB", "boot_patience": "2m",
+            "data_size": "1GiB", "boot_patience": "10m", "more_ports": [{ "network": "second", "subnet": "second" }],
         });
         serde_json::from_value(settings).expect("settings")
     }
 
     fn openstack(&self, cluster_id: &str, settings: &OpenstackSettings, clouds: &Path) -> Openstack {
+        self.openstack_with(cluster_id, settings, clouds, |_| {})
+    }
+
+    /// Of this cluster, with a spec that was changed.
+    fn openstack_of(&self, settings: &OpenstackSettings, change: impl FnOnce(&mut ClusterSpec)) -> Openstack {
+        self.openstack_with(&self.cluster_id, settings, &clouds(), change)
+    }
+
+    fn openstack_with(
+        &self,
+        cluster_id: &str,
+        settings: &OpenstackSettings,
+        clouds: &Path,
+        change: impl FnOnce(&mut ClusterSpec),
+    ) -> Openstack {
         let spec = spec::generated(&self.cluster, 3, versions::DEFAULT, ClientAuth::Certificate).expect("a spec");
         let mut spec = spec.clusters.into_iter().next().expect("a cluster");
         spec.provider = Kind::Openstack(Box::new(settings.clone()));
+        change(&mut spec);
         let ledger = Ledger::new(cluster_id.to_owned(), spec);
         Openstack::new(&ledger, settings).impatient(clouds, ATTEMPTS, PAUSE).expect("credentials")
     }

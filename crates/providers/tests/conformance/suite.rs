@@ -164,7 +164,7 @@ impl Run {
         run
     }
 
-    /// Makes a machine, and tells how it is seen then.
+    /// Creates a machine, and returns how it is seen then.
     async fn create(&self, member: &str, incarnation: u64, data: Data) -> Made {
         self.create_at(member, incarnation, self.ground.pinned(member), data).await.expect("a machine");
         let made =

@@ -1,4 +1,4 @@
-//! The bare script: the same image, in which a script on the seed disk is run in place of the agent. All that a machine is told lies
+//! The bare script: the same image, in which a script on the seed disk is run in place of the agent. All settings of a machine are
 //! ready-made next to it, certificates included, and in the end the machine runs the same as one of quorate's.
 
 use anyhow::Result;

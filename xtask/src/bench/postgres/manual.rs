@@ -123,7 +123,7 @@ impl Manual {
         }))
     }
 
-    /// What Patroni tells of all members, by whichever answers.
+    /// What Patroni reports about all members, from the first that answers.
     fn cluster(&self) -> Result<Vec<Value>> {
         let told = self.members.values().find_map(|member| call(member.rest, "GET", "/cluster", None).ok());
         let told = told.context("no Patroni answers")?;

@@ -110,7 +110,7 @@ impl Side for Ours<'_> {
     }
 
     fn primary(&self) -> Result<String> {
-        // Its exit code tells whether the cluster is healthy, which does not matter here.
+        // Its exit code says whether the cluster is healthy, which does not matter here.
         let told = self.quorate().args(["status", CLUSTER, "--output", "json"]).output()?.stdout;
         let status: Value = serde_json::from_slice(&told).context("`quorate status` printed no JSON")?;
         let status = status.get(0).unwrap_or(&status);

@@ -1,8 +1,9 @@
 """Bodies for instances that are records.
 
-`bodies.py run ENDPOINT DIRECTORY QUORATE ETCD` gives each running instance an agent: the address of its interface on this host, and a root
-directory that its user data has configured as cloud-init would. Its data volume is a directory. When the instance stops, its processes end.
-`bodies.py ask ENDPOINT OPERATION ARGUMENTS` prints what EC2 answers, as JSON.
+`bodies.py run ENDPOINT DIRECTORY QUORATE ETCD [TOOLS]` gives each running instance a network namespace with the address of its interface, next
+to a metadata service, and in it an agent with a root directory that its user data has configured as cloud-init would. Its data volume is a
+directory. Instances of images that `guests.py` knows get a whole system instead, if TOOLS are there. When the instance stops, its processes end.
+`bodies.py ask ENDPOINT OPERATION ARGUMENTS` prints what EC2 answers, as JSON; `SERVICE.OPERATION` asks another service.
 """
 
 import base64
@@ -16,11 +17,18 @@ import time
 import boto3
 
 MARK = "QUORATE_LAB_BODY"
+# The story's VPC, and an address in it that AWS keeps for itself.
+GATEWAY = "10.80.0.1"
+PREFIX = 16
 
 
-def client(endpoint):
+def client(endpoint, service="ec2"):
     keys = {"aws_access_key_id": "lab", "aws_secret_access_key": "lab"}
-    return boto3.client("ec2", endpoint_url=endpoint, region_name="eu-west-2", **keys)
+    return boto3.client(service, endpoint_url=endpoint, region_name="eu-west-2", **keys)
+
+
+def ip(*words):
+    subprocess.run(["ip", *words], check=True)
 
 
 def below(root, path):
@@ -29,12 +37,33 @@ def below(root, path):
     return place
 
 
-def write_files(config, root):
-    for file in config["write_files"]:
-        place = below(root, file["path"])
-        with open(place, "wb") as out:
-            out.write(base64.b64decode(file["content"]))
-        os.chmod(place, int(file["permissions"], 8))
+class Network:
+    """A bridge that all instances are on. The metadata service is next to each of them."""
+
+    def __init__(self):
+        os.makedirs("/run/netns", exist_ok=True)
+        subprocess.run(["mount", "-t", "tmpfs", "tmpfs", "/run/netns"], check=True)
+        subprocess.run(["mount", "--make-shared", "/run/netns"], check=True)
+        ip("link", "add", "ec2", "type", "bridge")
+        ip("address", "add", f"{GATEWAY}/{PREFIX}", "dev", "ec2")
+        ip("address", "add", "169.254.169.254/32", "dev", "ec2")
+        ip("link", "set", "ec2", "up")
+
+    def add(self, instance, with_address=True):
+        name, interface = instance["InstanceId"], instance["NetworkInterfaces"][0]
+        outside = f"v{name[-12:]}"
+        ip("netns", "add", name)
+        ip("link", "add", outside, "type", "veth", "peer", "name", "eth0", "netns", name)
+        ip("link", "set", outside, "master", "ec2", "up")
+        ip("-n", name, "link", "set", "lo", "up")
+        ip("-n", name, "link", "set", "eth0", "address", interface["MacAddress"], "up")
+        if with_address:
+            ip("-n", name, "address", "add", f"{instance['PrivateIpAddress']}/{PREFIX}", "dev", "eth0")
+            ip("-n", name, "route", "add", "default", "via", GATEWAY)
+
+    def remove(self, name):
+        ip("link", "delete", f"v{name[-12:]}")
+        ip("netns", "delete", name)
 
 
 def volume_of(ec2, instance):
@@ -45,63 +74,94 @@ def volume_of(ec2, instance):
     return None
 
 
-def begin(ec2, instance, directory, quorate, etcd):
-    """Whether it has a body now."""
-    name = instance["InstanceId"]
-    root = os.path.join(directory, name)
-    asked = ec2.describe_instance_attribute(InstanceId=name, Attribute="userData")
-    text = base64.b64decode(asked["UserData"]["Value"]).decode()
-    config = json.loads(text.removeprefix("#cloud-config\n"))
-    machine = json.loads(base64.b64decode(config["write_files"][1]["content"]))
-    if "data_disk" in machine:
-        volume = volume_of(ec2, instance)
-        if volume is None:
-            return False
+class Process:
+    """A body that is an agent alone."""
+
+    with_address = True
+
+    def __init__(self, ec2, directory, quorate, etcd):
+        self.ec2, self.directory, self.quorate, self.etcd = ec2, directory, quorate, etcd
+
+    def is_ready(self, instance):
+        """A volume is attached after the instance was made."""
+        config = self.config(instance)
+        return "data_disk" not in config or volume_of(self.ec2, instance) is not None
+
+    def config(self, instance):
+        asked = self.ec2.describe_instance_attribute(InstanceId=instance["InstanceId"], Attribute="userData")
+        text = base64.b64decode(asked["UserData"]["Value"]).decode()
+        self.files = json.loads(text.removeprefix("#cloud-config\n"))["write_files"]
+        return json.loads(base64.b64decode(self.files[1]["content"]))
+
+    def begin(self, instance):
+        name = instance["InstanceId"]
+        root = os.path.join(self.directory, name)
+        machine = self.config(instance)
+        if "data_disk" in machine:
+            self.attach(root, machine, volume_of(self.ec2, instance))
+        for file in self.files:
+            place = below(root, file["path"])
+            with open(place, "wb") as out:
+                out.write(base64.b64decode(file["content"]))
+            os.chmod(place, int(file["permissions"], 8))
+        log = open(below(root, "/var/log/console.log"), "ab")
+        boot = [self.quorate, "agent", "boot", "--root", root, "--beside-cloud-init"]
+        subprocess.run(boot, check=True, stdout=log, stderr=log)
+        environment = {"PATH": f"{self.etcd}:{os.environ['PATH']}", MARK: name}
+        seed = os.path.join(root, "run/quorate/seed.json")
+        agent = ["ip", "netns", "exec", name, self.quorate, "agent", "--root", root, "--seed", seed]
+        subprocess.Popen(agent, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True)
+
+    def attach(self, root, machine, volume):
         assert machine["data_disk"]["serial"] == volume.replace("-", ""), machine
-        kept = os.path.join(directory, "volumes", volume)
+        kept = os.path.join(self.directory, "volumes", volume)
         os.makedirs(kept, exist_ok=True)
         link = below(root, "/var/lib/etcd.disk")
         if not os.path.islink(link):
             os.symlink(kept, link)
-    write_files(config, root)
-    log = open(below(root, "/var/log/console.log"), "ab")
-    boot = [quorate, "agent", "boot", "--root", root, "--beside-cloud-init"]
-    subprocess.run(boot, check=True, stdout=log, stderr=log)
-    address = instance["PrivateIpAddress"]
-    subprocess.run(["ip", "address", "replace", f"{address}/32", "dev", "lo"], check=True)
-    # On one host a peer would come from the address that it connects to, and etcd compares that with the peer's certificate.
-    local = ["ip", "route", "replace", "local", f"{address}/32", "dev", "lo", "table", "local", "scope", "host", "src", "127.0.0.1"]
-    subprocess.run(local, check=True)
-    environment = {"PATH": f"{etcd}:{os.environ['PATH']}", MARK: name}
-    seed = os.path.join(root, "run/quorate/seed.json")
-    agent = [quorate, "agent", "--root", root, "--seed", seed]
-    subprocess.Popen(agent, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True)
-    return True
+
+    def end(self, name):
+        for process in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                with open(f"/proc/{process}/environ", "rb") as file:
+                    if f"{MARK}={name}".encode() in file.read().split(b"\0"):
+                        os.kill(int(process), signal.SIGKILL)
+            except (FileNotFoundError, ProcessLookupError, PermissionError):
+                pass
 
 
-def end(name):
-    for process in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{process}/environ", "rb") as file:
-                if f"{MARK}={name}".encode() in file.read().split(b"\0"):
-                    os.kill(int(process), signal.SIGKILL)
-        except (FileNotFoundError, ProcessLookupError, PermissionError):
-            pass
+def run(endpoint, directory, quorate, etcd, tools=None):
+    import guests
+    import metadata
 
+    ec2, network, running = client(endpoint), Network(), {}
+    os.makedirs(directory, exist_ok=True)
+    metadata.serve(client(endpoint), running)
+    plain = Process(ec2, directory, quorate, etcd)
+    whole = guests.Guests(directory, quorate, tools, GATEWAY) if tools else {}
+    bodies, kinds = {}, {}
 
-def run(endpoint, directory, quorate, etcd):
-    ec2 = client(endpoint)
-    bodies = {}
+    def kind(image):
+        if image not in kinds:
+            found = ec2.describe_images(ImageIds=[image])["Images"]
+            kinds[image] = found[0]["Name"] if found else None
+        return whole.get(kinds[image]) or plain
+
     while True:
         found = ec2.describe_instances()["Reservations"]
         found = {one["InstanceId"]: one for reservation in found for one in reservation["Instances"]}
-        running = {name: one for name, one in found.items() if one["State"]["Name"] == "running"}
-        for name in set(bodies) - set(running):
-            end(name)
-            subprocess.run(["ip", "address", "delete", f"{bodies.pop(name)}/32", "dev", "lo"])
-        for name, instance in running.items():
-            if name not in bodies and begin(ec2, instance, directory, quorate, etcd):
-                bodies[name] = instance["PrivateIpAddress"]
+        now = {name: one for name, one in found.items() if one["State"]["Name"] == "running"}
+        for name in set(bodies) - set(now):
+            bodies.pop(name).end(name)
+            running.pop(name)
+            network.remove(name)
+        for name, instance in now.items():
+            body = bodies.get(name) or kind(instance["ImageId"])
+            if name not in bodies and body.is_ready(instance):
+                running[name] = instance
+                network.add(instance, body.with_address)
+                body.begin(instance)
+                bodies[name] = body
         time.sleep(0.3)
 
 
@@ -110,5 +170,6 @@ if __name__ == "__main__":
         run(*sys.argv[2:])
     else:
         _, _, endpoint, operation, arguments = sys.argv
-        answer = getattr(client(endpoint), operation)(**json.loads(arguments))
+        service, _, operation = operation.rpartition(".")
+        answer = getattr(client(endpoint, service or "ec2"), operation)(**json.loads(arguments))
         print(json.dumps(answer, default=str))

@@ -16,6 +16,7 @@ for user in ("quorate", "other"):
         "port": cloud.network.ports(project_id=project),
         "floating address": cloud.network.ips(project_id=project),
         "network": cloud.network.networks(project_id=project),
+        "image": cloud.image.images(owner=project),
         "security group": cloud.network.security_groups(project_id=project),
     }
     for kind, objects in found.items():

@@ -26,7 +26,7 @@ pub(super) async fn look(client: &Client) -> Result<AuthSeen, Error> {
     })
 }
 
-/// etcd 3.4 does not tell; there a login that must fail does, at the price of a warning in etcd's log.
+/// etcd 3.4 does not report it; there a login that must fail shows it, at the price of a warning in etcd's log.
 async fn is_enabled(client: &Client) -> Result<bool, Error> {
     match client.auth_status().await {
         Err(Error::Unimplemented) => client.auth_enabled().await,

@@ -40,7 +40,7 @@ pub enum BinaryError {
     NotOnPath,
     #[error("there is no program {}", path.display())]
     Missing { path: PathBuf },
-    #[error("{} is etcd {found}, wanted is {wanted}", path.display())]
+    #[error("{} is etcd {found}, expected {wanted}", path.display())]
     WrongVersion { path: PathBuf, found: String, wanted: String },
     #[error("{} does not print a version that is understood", path.display())]
     NoVersion { path: PathBuf },
@@ -52,7 +52,7 @@ pub enum BinaryError {
         "there is no etcdutl {line} (at least {least}) next to {}, in {}, or on the PATH: copy it to one of these places", etcd.display(), cache.display()
     )]
     NoEtcdutl { line: String, least: String, etcd: PathBuf, cache: PathBuf },
-    #[error("Debian's package etcd-server is not offered as {wanted}; offered: {offered}")]
+    #[error("Debian's package etcd-server is not available as {wanted}; available: {offered}")]
     NotOffered { wanted: String, offered: String },
     #[error("cannot fetch {url}: {why}")]
     Fetch { url: String, why: String },
@@ -236,7 +236,7 @@ pub(crate) async fn run_within(time: Duration, command: &mut Command) -> Result<
     let ended = async { tokio::try_join!(read_some(out), read_some(err), child.wait()) };
     let ended = tokio::time::timeout(time, ended).await;
     let (out, err, status) =
-        ended.map_err(|_| failed(format!("no end within {} s", time.as_secs())))?.map_err(not_run)?;
+        ended.map_err(|_| failed(format!("not finished within {} s", time.as_secs())))?.map_err(not_run)?;
     if status.success() { Ok(out) } else { Err(failed(err.trim().to_owned())) }
 }
 
@@ -334,7 +334,7 @@ mod tests {
         };
         let begun = std::time::Instant::now();
         let hangs = run_within(Duration::from_millis(100), &mut script("exec sleep 60")).await.unwrap_err();
-        assert!(hangs.to_string().contains("no end within"), "{hangs}");
+        assert!(hangs.to_string().contains("not finished within"), "{hangs}");
         let floods = run(&mut script("exec yes")).await.unwrap_err();
         assert!(
             matches!(&floods, BinaryError::Run { source, .. } if source.to_string().contains("more than")),

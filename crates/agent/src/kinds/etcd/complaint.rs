@@ -34,7 +34,7 @@ pub(super) fn complaint_in(text: &str) -> Option<String> {
             _ if message.starts_with(FLAGS) => weaker = weaker.or(Some(told)),
             _ => {}
         }
-        // A panic that Go alone tells came after all that etcd itself had to say.
+        // A panic that only Go reports came after all that etcd itself had to say.
         if panicked.is_some() || BEGINNINGS.iter().any(|beginning| message.starts_with(beginning)) {
             break;
         }

@@ -16,7 +16,7 @@ use crate::{AgentError, blocking};
 
 /// Added to the digest of an etcd that was started to take a snapshot: it is to be started again as it should be.
 const FOR_A_SNAPSHOT: &str = "-snapshot";
-/// A log can be long. Facts do not wait for it: they tell it next time.
+/// A log can be long. Facts do not wait for it: the next ones have it.
 const READING: Duration = Duration::from_millis(200);
 /// The first release whose members write no entries in the format of the v2 API.
 const WRITES_V3: Version = Version::new(3, 6, 0);

@@ -103,7 +103,7 @@ impl Agent {
         let members = members.ok().and_then(Result::ok);
         let status = match status {
             Ok(Ok(status)) => Some(in_our_words(status)),
-            // A learner logs nobody in, and from 3.5.30 on it tells its status to an administrator alone.
+            // A learner logs nobody in, and from 3.5.30 on it reports its status only to an administrator.
             Ok(Err(Error::Unauthenticated(_) | Error::PermissionDenied | Error::NotForLearner)) => {
                 let (url, config) = self.etcd.access.pages(&self.state.get())?;
                 pages::status(&url, config, ANSWER).await
@@ -118,7 +118,7 @@ impl Agent {
         status.healthy = matches!(healthy, Ok(Ok(())));
         let members = match members {
             Some(members) => members,
-            // What the pages tell is not enough: one that got its membership by a snapshot does not count itself a learner there.
+            // What the pages show is not enough: one that got its membership by a snapshot does not count itself a learner there.
             None => {
                 let (cluster_id, members) = self.ask_peer_page().await.unwrap_or((status.cluster_id, Vec::new()));
                 status.cluster_id = cluster_id;

@@ -94,21 +94,15 @@ impl Agent {
             Origin::Staged { sha256 } => restore::database(&self.layout, place, sha256, owner).await?,
         };
         let bump_revision = raised(renewal.bump_revision, database.revision)?;
-        let (made, path, has_checksum) = (place.made(), database.path.clone(), database.has_checksum);
+        let (made, path) = (place.made(), database.path.clone());
         let restored = restore_into(&made, &etcdutl, database, renewal, bump_revision, owner);
         match &renewal.origin {
             Origin::Survivor => restored.await?,
-            // etcdutl compares all of it with the checksum at its end. Damage says more than that etcdutl failed on it.
-            Origin::Staged { sha256 } if has_checksum => {
+            Origin::Staged { sha256 } => {
                 if let Err(failed) = restored.await {
-                    restore::compare(&self.layout, path, sha256).await?;
+                    restore::refuse_damaged(&self.layout, path, sha256).await?;
                     return Err(failed.into());
                 }
-            }
-            // Both read all of it, so they do it at the same time.
-            Origin::Staged { sha256 } => {
-                let (compared, restored) = tokio::join!(restore::compare(&self.layout, path, sha256), restored);
-                compared.and(restored.map_err(Refusal::from))?;
             }
         }
         place.take_what_was_made()?;

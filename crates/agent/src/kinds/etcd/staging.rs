@@ -1,6 +1,6 @@
-//! A snapshot that is brought to this machine for a restore. It counts once all of it is here and its SHA-256 is the one that
-//! was announced; a cut upload leaves nothing. It is not synced to disk: the restore compares it again when it makes the data, and only
-//! that data must be durable. Only one is kept, in a directory that nobody else can enter.
+//! A snapshot that is brought to this machine for a restore. It counts once all of it is here and it ends with the checksum that was
+//! announced; an interrupted upload leaves nothing. Everything else is compared with that checksum when the restore makes the data, which is
+//! why the snapshot is not synced to disk: only that data must be durable. Only one is kept, in a directory that nobody else can enter.
 
 use std::fs;
 use std::io;
@@ -74,7 +74,7 @@ impl Agent {
             let directory = layout.staged();
             files::make_dir(&directory, 0o700)?;
             check_room(&directory, announced.bytes)?;
-            Upload::begin("a snapshot", &directory, files::PRIVATE, &announced).map(Some)
+            Upload::of_snapshot(&directory, &announced).map(Some)
         })
         .await
     }
@@ -122,12 +122,12 @@ fn mebibytes(bytes: u64) -> u64 {
     bytes.div_ceil(1 << 20)
 }
 
-/// Where the snapshot with this SHA-256 is, if it is here.
+/// Where the snapshot that ends with this SHA-256 is, if it is here.
 pub(crate) fn file(layout: &Layout, sha256: &str) -> PathBuf {
     layout.staged().join(format!("{sha256}.db"))
 }
 
-/// The snapshot that is here. Its name tells what its bytes were when they came.
+/// The snapshot that is here. Its name is the checksum that it ended with when it came.
 pub(crate) fn look(layout: &Layout) -> Result<Option<Staged>, AgentError> {
     let here = entries(layout)?;
     let Some((path, sha256)) = here.iter().find_map(|path| Some((path, staged_in(path)?))) else { return Ok(None) };

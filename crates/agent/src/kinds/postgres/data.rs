@@ -8,6 +8,7 @@ use quorate_core::kinds::postgres::desire::ROTATION_MARK;
 use quorate_core::kinds::postgres::{ArchiveSeen, ControlSeen, DataState, ReplacedSeen};
 use quorate_core::model::{DataSeen, Stamp};
 
+use super::tablespaces;
 use crate::layout::Layout;
 use crate::{AgentError, files, stamp};
 
@@ -126,6 +127,8 @@ pub(super) fn clear_remnant(layout: &Layout, is_half_clone: bool) -> Result<(), 
 /// Makes the empty directory ready for a clone. The stamp comes first: once there is data, nobody must take it for a stranger's.
 pub(super) fn prepare_clone(layout: &Layout, stamp: &Stamp, after_another: bool) -> Result<(), AgentError> {
     clear_remnant(layout, after_another)?;
+    // A clone wants its tablespaces empty.
+    tablespaces::clear_unused(layout)?;
     stamp::write(&layout.postgres_stamp(), stamp)
 }
 
@@ -154,6 +157,7 @@ pub(super) fn wipe(layout: &Layout) -> Result<(), AgentError> {
     for directory in data.into_iter().chain(beside) {
         files::remove_dir(&directory)?;
     }
+    tablespaces::wipe(layout)?;
     files::remove(&layout.postgres_restored_stamp())?;
     files::remove(&layout.postgres_replaced_stamp())?;
     files::remove(&layout.postgres_stamp())

@@ -1,8 +1,8 @@
 //! HAProxy on this machine: one port leads to the primary, one to replicas, as Patroni's REST API says over TLS. It has no data, so it needs no
 //! orders: it runs wherever the config has it.
 //!
-//! Other servers and settings are taken up by a reload. The process of before keeps its connections until they end. No server counts as healthy
-//! before it was checked: each start reads a file in which all are down, and a reload one with what the process of before knew.
+//! Other servers and settings are taken up by a reload. The previous process keeps its connections until they end. No server counts as
+//! healthy before it was checked: each start reads a file in which all are down, and a reload one with what the previous process knew.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -56,7 +56,7 @@ const PORTS: [&str; 2] = ["primary", "replica"];
 const LAST_BYTES: u64 = 16 << 10;
 
 impl Agent {
-    /// What is started: a master, which starts workers and tells them of other settings.
+    /// What is started: a master, which starts workers and gives them new settings.
     pub(crate) fn haproxy_program(
         &self,
         haproxy: &HaproxyService,
@@ -310,7 +310,7 @@ fn config(haproxy: &HaproxyService, trust: &str, list: Option<&str>) -> String {
     text
 }
 
-/// The state of servers, for the next process: as the one of before knew it, and down where it did not know the server.
+/// The state of servers, for the next process: as the previous one knew it, and down where it did not know the server.
 fn states(haproxy: &HaproxyService, known: &str) -> String {
     let mut text = SERVERS_HEAD.to_owned();
     let listed = PORTS.into_iter().flat_map(|port| haproxy.servers.iter().map(move |server| (port, server)));

@@ -8,6 +8,9 @@ use quorate_core::model::ROOT;
 
 use crate::layout::Layout;
 
+/// Next to the data, with the token of a bootstrap after it.
+pub(super) const RESTORED_TABLESPACES: &str = "tablespaces.";
+
 impl Layout {
     /// All that belongs to PostgreSQL's data: on a separate disk, if there is one, so that it goes with the disk.
     pub(crate) fn postgres_home(&self) -> PathBuf {
@@ -76,6 +79,11 @@ impl Layout {
     /// A backup that is being verified.
     pub(crate) fn postgres_verified(&self) -> PathBuf {
         self.postgres_home().join("data.verified")
+    }
+
+    /// Of data that was restored for a bootstrap.
+    pub(crate) fn postgres_tablespaces(&self, token: &str) -> PathBuf {
+        self.postgres_home().join(format!("{RESTORED_TABLESPACES}{token}"))
     }
 
     pub(crate) fn pgbackrest_config(&self) -> PathBuf {

@@ -29,6 +29,7 @@ const SEEN: Duration = Duration::from_secs(5);
 /// Until a standby has replayed that its primary restarted.
 const REPLAYED: Duration = Duration::from_secs(30);
 const POLL: Duration = Duration::from_millis(100);
+const BETWEEN_WAKES: Duration = Duration::from_secs(1);
 /// Clients that do something, or could still commit. Those that only wait between transactions lose nothing.
 const TRANSACTIONS: &str = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend' \
     AND (state IN ('active', 'fastpath function call') OR state LIKE 'idle in transaction%') \
@@ -42,7 +43,7 @@ pub(super) struct Rest {
 impl Rest {
     pub(super) async fn get(&self, path: &str) -> Result<Value, AgentError> {
         let (status, body) = self.send(Method::GET, path, Bytes::new(), ANSWERING).await?;
-        // A page that tells of trouble is still that page.
+        // A page that reports trouble is still that page.
         let unread = |_| AgentError::Patroni { why: format!("{path} is answered with {status}") };
         serde_json::from_slice(&body).map_err(unread)
     }
@@ -89,6 +90,22 @@ impl Agent {
         let key = state.key(CertificateUse::Peer).ok_or_else(none)?;
         let config = tls::etcd_client_config(trust, Some((chain.as_str(), key)))?;
         Ok(Rest { url: https_url(state.address, REST_PORT), config })
+    }
+
+    /// Has Patroni look around at once, and not at the end of its pause, which is ten seconds by default. It does so after every request to change
+    /// its configuration, and this one changes nothing: it deletes what is not there.
+    pub(super) async fn wake_patroni(&self, rest: &Rest) {
+        let is_due = |woken: &Instant| woken.elapsed() >= BETWEEN_WAKES;
+        {
+            let mut woken = self.postgres.woken.lock().expect("no holder panics");
+            if !woken.as_ref().is_none_or(is_due) {
+                return;
+            }
+            *woken = Some(Instant::now());
+        }
+        if let Err(error) = rest.command(Method::PATCH, "/config", json!({ "wake": null }), ANSWERING).await {
+            tracing::debug!(%error, "Patroni was not woken");
+        }
     }
 
     pub(super) async fn set_patroni_config(&self, config: String) -> Result<(), Refusal> {

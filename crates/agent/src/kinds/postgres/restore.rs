@@ -11,7 +11,7 @@ use quorate_core::model::{DataSeen, Stamp};
 use super::config::{PatroniConfig, configured_files};
 use super::temporary::Trouble;
 use super::tools::{identifier, literal};
-use super::{data, dcs};
+use super::{data, dcs, tablespaces};
 use crate::agent::Agent;
 use crate::api::Refusal;
 use crate::files::{self, Owner};
@@ -52,11 +52,18 @@ impl Agent {
         let data = self.layout.postgres_restored();
         let mark = self.layout.postgres_restored_stamp();
         files::remove(&mark)?;
-        self.restore_files(target, &data).await?;
+        let (layout, token) = (self.layout.clone(), stamp.token.clone());
+        let tablespaces = blocking(move || {
+            files::remove_dir(&layout.postgres_restored())?;
+            tablespaces::clear_unused(&layout)?;
+            tablespaces::of_restored(&layout, &token)
+        })
+        .await?;
+        self.restore_files(target, &data, &tablespaces).await?;
         let doing = String::from("recovering it in a temporary PostgreSQL");
         self.note_restore(stamp, RestoreState::Running { doing });
         let temporary = self.recover(&data, target).await?;
-        // The passwords of that time may be others than those of now.
+        // The passwords of that time may differ from the current ones.
         let changed = temporary.sql("postgres", &passwords(&self.patroni_settings()?), super::catalog::CHANGING).await;
         temporary.stop().await?;
         changed?;
@@ -146,7 +153,8 @@ impl Agent {
         let layout = self.layout.clone();
         let deleted = move || {
             files::remove_dir(&layout.postgres_replaced())?;
-            files::remove(&layout.postgres_replaced_stamp())
+            files::remove(&layout.postgres_replaced_stamp())?;
+            tablespaces::clear_unused(&layout)
         };
         Ok(blocking(deleted).await?)
     }
@@ -168,7 +176,7 @@ fn exchange(layout: &Layout, stamp: &Stamp, owner: Option<Owner>) -> Result<(), 
     files::make_durable(&layout.postgres_home())
 }
 
-/// Moves the data of now aside. What was there from before is removed.
+/// Moves the current data aside. What was there before is removed.
 fn keep(layout: &Layout) -> Result<(), AgentError> {
     if data::is_bare(layout)? {
         return files::remove_dir(&layout.postgres_data());

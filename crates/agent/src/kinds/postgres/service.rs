@@ -83,7 +83,7 @@ impl Agent {
     }
 }
 
-/// Says whether nothing is left to do. A Patroni that does not answer yet may die of the signal, and may have read the files of before.
+/// Says whether nothing is left to do. A Patroni that does not answer yet may die of the signal, and may have read the previous files.
 async fn reload_patroni(layout: &Layout, rest: &Rest) -> bool {
     let found = processes::find_patroni(layout).and_then(|pid| Process::of(u32::try_from(pid).ok()?));
     let Some(process) = found else { return true };

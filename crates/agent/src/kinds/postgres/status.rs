@@ -14,6 +14,8 @@ use crate::agent::Agent;
 /// In seconds, for a DCS that Patroni has not reached yet.
 const USUAL_TTL: i64 = 30;
 const ANSWER: Duration = Duration::from_secs(3);
+/// What a clone calls itself while it copies.
+const BASE_BACKUP: &str = "pg_basebackup";
 
 /// `GET /patroni`.
 #[derive(Deserialize)]
@@ -66,10 +68,15 @@ impl Agent {
     pub(super) async fn patroni_status(&self) -> Result<PatroniStatus, AgentError> {
         let rest = self.rest()?;
         let (page, config, cluster) = tokio::join!(rest.get("/patroni"), rest.get("/config"), rest.get("/cluster"));
-        let mut status = status_in(page?, config.ok(), Timestamp::now().as_second())?;
+        let config = config.ok();
+        let mut status = status_in(page?, config.clone(), Timestamp::now().as_second())?;
         let chosen = cluster.as_ref().map(synchronous_in).unwrap_or_default();
         for (name, standby) in &mut status.standbys {
             standby.synchronous = chosen.contains(name);
+        }
+        // Until then nobody may take over from it, and where synchrony is strict, nobody can write.
+        if config.as_ref().is_some_and(|config| has_to_choose(config, &status)) {
+            self.wake_patroni(&rest).await;
         }
         if status.role == Role::Replica && status.state == "running" && !status.streaming {
             status.streaming = self.receives_log().await;
@@ -100,6 +107,17 @@ fn synchronous_in(cluster: &Value) -> BTreeSet<String> {
     let members = cluster["members"].as_array().into_iter().flatten();
     let chosen = members.filter(|member| ["sync_standby", "quorum_standby"].iter().any(|role| member["role"] == *role));
     chosen.filter_map(|member| member["name"].as_str().map(str::to_owned)).collect()
+}
+
+/// Whether more standbys could be synchronous, and should be.
+fn has_to_choose(config: &Value, primary: &PatroniStatus) -> bool {
+    let streaming =
+        primary.standbys.iter().filter(|(name, of)| of.state == "streaming" && *name != BASE_BACKUP).count();
+    let chosen = primary.standbys.values().filter(|standby| standby.synchronous).count();
+    let wanted = config["synchronous_node_count"].as_u64().unwrap_or(1);
+    primary.role == Role::Primary
+        && config["synchronous_mode"] == true
+        && (chosen as u64) < wanted.min(streaming as u64)
 }
 
 fn status_in(page: Value, config: Option<Value>, now: i64) -> Result<PatroniStatus, AgentError> {
@@ -177,6 +195,25 @@ mod tests {
         let status = status_in(replica, None, 0).unwrap();
         assert_eq!((status.role, status.streaming), (Role::Replica, true));
         assert_eq!((status.location, status.replayed, status.dcs), (Some(7), Some(5), false));
+    }
+
+    #[test]
+    fn patroni_has_to_choose_while_a_standby_streams_that_could_be_synchronous() {
+        let config = json!({ "synchronous_mode": true, "synchronous_node_count": 1 });
+        let connection = |name: &str, state: &str| json!({ "application_name": name, "state": state });
+        let primary = |replication: Value| {
+            status_in(json!({ "state": "running", "role": "primary", "replication": replication }), None, 0).unwrap()
+        };
+        let mut streaming = primary(json!([connection("pg-2", "streaming"), connection("pg-3", "streaming")]));
+        assert!(has_to_choose(&config, &streaming));
+        assert!(!has_to_choose(&json!({ "synchronous_mode": false }), &streaming));
+        streaming.standbys.get_mut("pg-3").unwrap().synchronous = true;
+        assert!(!has_to_choose(&config, &streaming));
+        assert!(has_to_choose(&json!({ "synchronous_mode": true, "synchronous_node_count": 2 }), &streaming));
+        let none = json!([connection("pg_basebackup", "streaming"), connection("pg-2", "catchup")]);
+        assert!(!has_to_choose(&config, &primary(none)));
+        streaming.role = Role::Replica;
+        assert!(!has_to_choose(&json!({ "synchronous_mode": true, "synchronous_node_count": 2 }), &streaming));
     }
 
     #[test]

@@ -53,16 +53,26 @@ impl<E: Into<Refusal>> From<E> for Trouble {
 }
 
 impl Agent {
-    /// Restores a backup into a directory that is replaced, and starts nothing.
-    pub(super) async fn restore_files(&self, target: &RestoreTarget, data: &Path) -> Result<(), Trouble> {
+    /// Restores a backup into directories that are replaced, and starts nothing.
+    pub(super) async fn restore_files(
+        &self,
+        target: &RestoreTarget,
+        data: &Path,
+        tablespaces: &Path,
+    ) -> Result<(), Trouble> {
         let RestoreTarget { label, repository, bytes, .. } = target;
         let owner = self.patroni().await?.owner()?;
-        let (home, directory, bytes) = (self.layout.postgres_home(), data.to_owned(), *bytes);
-        blocking(move || make_room(&home, &directory, owner, bytes)).await?;
+        let (home, places, bytes) = (self.layout.postgres_home(), [data, tablespaces].map(Path::to_owned), *bytes);
+        let log = log_file(data);
+        blocking(move || {
+            files::remove(&log)?;
+            make_room(&home, &places, owner, bytes)
+        })
+        .await?;
         let mut command = self.pgbackrest_command("restore").await?;
         command.arg(format!("--set={label}")).arg(format!("--repo={repository}")).arg("--type=none");
         command.arg(format!("--pg1-path={}", data.display()));
-        command.arg(format!("--tablespace-map-all={}", tablespaces(data).display()));
+        command.arg(format!("--tablespace-map-all={}", tablespaces.display()));
         tools::run(command, "", LONGEST).await.map(drop).map_err(|error| Trouble::Backup(error.in_full()))
     }
 
@@ -171,17 +181,18 @@ impl Drop for Temporary {
     }
 }
 
-/// Removes restored files.
-pub(super) fn remove(data: &Path) -> Result<(), AgentError> {
+/// Removes restored files that were never put in place.
+pub(super) fn remove(data: &Path, tablespaces: &Path) -> Result<(), AgentError> {
     files::remove(&log_file(data))?;
-    files::remove_dir(&tablespaces(data))?;
+    files::remove_dir(tablespaces)?;
     files::remove_dir(data)
 }
 
-pub(super) fn make_room(home: &Path, data: &Path, owner: Option<Owner>, bytes: u64) -> Result<(), Refusal> {
+/// Makes empty directories in the place of whatever is there.
+pub(super) fn make_room(home: &Path, places: &[PathBuf], owner: Option<Owner>, bytes: u64) -> Result<(), Refusal> {
     files::make_dir(home, 0o700)?;
     files::give_to(home, owner)?;
-    remove(data)?;
+    places.iter().try_for_each(|place| files::remove_dir(place))?;
     let disk = rustix::fs::statvfs(home).map_err(|error| AgentError::file("look at", home)(error.into()))?;
     let (free, needed) = (disk.f_bavail.saturating_mul(disk.f_frsize), bytes + bytes / SPARE);
     if free < needed {
@@ -193,7 +204,7 @@ pub(super) fn make_room(home: &Path, data: &Path, owner: Option<Owner>, bytes: u
         );
         return Err(Refusal::Failed { why });
     }
-    for directory in [data, &tablespaces(data)] {
+    for directory in places {
         files::make_dir(directory, 0o700)?;
         files::give_to(directory, owner)?;
     }
@@ -237,10 +248,6 @@ fn complaint_in(text: &str) -> String {
 
 fn log_file(data: &Path) -> PathBuf {
     files::beside(data, "log")
-}
-
-fn tablespaces(data: &Path) -> PathBuf {
-    files::beside(data, "tablespaces")
 }
 
 /// Patroni's settings clear all targets. PostgreSQL takes that for a second target, unless ours comes after.

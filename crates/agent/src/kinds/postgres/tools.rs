@@ -28,7 +28,7 @@ pub(super) async fn run(mut command: Command, input: &str, time: Duration) -> Re
         drop(stdin);
     };
     let done = timeout(time, async { tokio::join!(fed, child.wait_with_output()).1 }).await;
-    let output = done.map_err(|_| failed(format!("no end within {} s", time.as_secs())))?.map_err(not_run)?;
+    let output = done.map_err(|_| failed(format!("not finished within {} s", time.as_secs())))?.map_err(not_run)?;
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
@@ -87,6 +87,6 @@ mod tests {
         let mut slow = Command::new("sleep");
         slow.arg("60");
         let late = run(slow, "", Duration::from_millis(20)).await.unwrap_err();
-        assert_eq!(late.in_full(), "sleep failed: no end within 0 s");
+        assert_eq!(late.in_full(), "sleep failed: not finished within 0 s");
     }
 }

@@ -20,7 +20,7 @@ use super::psql::password_line;
 use super::restore::passwords;
 use super::temporary::{make_room, private_directory};
 use super::user::RunAs;
-use super::{processes, tools};
+use super::{processes, tablespaces, tools};
 use crate::agent::Agent;
 use crate::api::Refusal;
 use crate::files::{self, Owner};
@@ -175,8 +175,9 @@ impl Agent {
         let (home, owner, places) = (self.layout.postgres_home(), work.owner, [copy.to_owned(), new.to_owned()]);
         let data = self.layout.postgres_data();
         blocking(move || {
-            places.iter().try_for_each(|place| files::remove_dir(place))?;
-            make_room(&home, &places[0], owner, size(&data))
+            tablespaces::refuse_to_upgrade(&data)?;
+            files::remove_dir(&places[1])?;
+            make_room(&home, &places[..1], owner, size(&data))
         })
         .await?;
         self.copy_data(&work, copy).await?;
@@ -271,8 +272,10 @@ impl Agent {
         let clones = can_clone(&data).await;
         let (home, owner, old, target) = (self.layout.postgres_home(), work.owner, data.clone(), new.clone());
         blocking(move || {
+            // One may have been made since the rehearsal.
+            tablespaces::refuse_to_upgrade(&old)?;
             let needed = if clones { 0 } else { size(&old) };
-            make_room(&home, &target, owner, needed)
+            make_room(&home, &[target], owner, needed)
         })
         .await?;
         // An earlier attempt may have been killed while a server had the data open.
@@ -314,7 +317,7 @@ impl Agent {
         self.begin_task(id, "collecting statistics of all tables", work)
     }
 
-    /// Begins to make the data from before an upgrade ready to be put in place. It gets the passwords of now.
+    /// Begins to make the data from before an upgrade ready to be put in place. It gets the current passwords.
     pub(super) async fn take_back(self: &Arc<Self>, was: Stamp, stamp: Stamp) -> Result<(), Refusal> {
         check_own(&self.state.get(), &stamp)?;
         if let Some(seen) = self.restore_seen().await?.filter(|seen| seen.token == stamp.token)
@@ -328,7 +331,7 @@ impl Agent {
             let found = found.map_or_else(|| String::from("none"), |stamp| describe(&DataSeen::Stamped(stamp)));
             return Err(Refusal::not_as_expected(describe(&DataSeen::Stamped(was)), found));
         }
-        self.note_restore(&stamp, RestoreState::Running { doing: String::from("setting the passwords of now in it") });
+        self.note_restore(&stamp, RestoreState::Running { doing: String::from("setting the current passwords in it") });
         let agent = self.clone();
         tokio::spawn(async move {
             let state = match agent.make_ready_again(&stamp).await {

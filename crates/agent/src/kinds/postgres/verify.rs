@@ -11,7 +11,7 @@ use super::temporary::{self, Temporary, Trouble};
 use super::tools;
 use crate::agent::Agent;
 use crate::api::Refusal;
-use crate::blocking;
+use crate::{blocking, files};
 
 const ASKING: Duration = Duration::from_secs(600);
 const TABLES: &str = "SELECT count(*) FROM pg_class WHERE relkind IN ('r', 'm', 'p');";
@@ -25,9 +25,9 @@ impl Agent {
         mark: Mark,
     ) -> Result<Result<BackupChecked, String>, Refusal> {
         let data = self.layout.postgres_verified();
-        let checked = self.look_at_backup(target, mark, &data).await;
-        let removed = data.clone();
-        blocking(move || temporary::remove(&removed)).await?;
+        let tablespaces = files::beside(&data, "tablespaces");
+        let checked = self.look_at_backup(target, mark, &data, &tablespaces).await;
+        blocking(move || temporary::remove(&data, &tablespaces)).await?;
         match checked {
             Ok(checked) => Ok(Ok(checked)),
             Err(Trouble::Backup(why)) => Ok(Err(why)),
@@ -35,10 +35,16 @@ impl Agent {
         }
     }
 
-    async fn look_at_backup(&self, target: &RestoreTarget, mark: Mark, data: &Path) -> Result<BackupChecked, Trouble> {
+    async fn look_at_backup(
+        &self,
+        target: &RestoreTarget,
+        mark: Mark,
+        data: &Path,
+        tablespaces: &Path,
+    ) -> Result<BackupChecked, Trouble> {
         let (jobs, label) = (&self.postgres.jobs, &target.label);
         jobs.doing(format!("restoring backup {label}"));
-        self.restore_files(target, data).await?;
+        self.restore_files(target, data, tablespaces).await?;
         jobs.doing(format!("recovering backup {label} in a temporary PostgreSQL"));
         let temporary = self.recover(data, target).await?;
         jobs.doing(format!("checking the tables and indexes of backup {label}"));

@@ -30,7 +30,7 @@ pub async fn run(context: &Context, verb: cli::Backup) -> Result<Exit, Error> {
         cli::Backup::Watch(options) => stay(context, options).await,
         cli::Backup::Rekey(_) => Err(Error::refused(
             "backups of PostgreSQL are encrypted with a key in the ledger, not to the recipients themselves",
-            "`quorate backup create` stores the ledger for the recipients of now with the next backup",
+            "`quorate backup create` stores the ledger for the current recipients with the next backup",
         )),
         cli::Backup::Export(_) => Err(Error::refused(
             "a backup of PostgreSQL is in pgBackRest's own format",
@@ -263,9 +263,10 @@ async fn prune(context: &Context, options: cli::BackupPrune) -> Result<Exit, Err
     let going: Vec<&String> = plans.iter().flat_map(|(.., going)| going).collect();
     match options.output.format {
         Format::Json => output::print_json(&going)?,
-        Format::Text if going.is_empty() => output::talk("no backup has to be deleted\n"),
+        Format::Text if going.is_empty() => output::talk("no backup needs to be deleted\n"),
         Format::Text => {
-            let listed: String = going.iter().map(|label| format!("delete {label}, and what rests on it\n")).collect();
+            let listed: String =
+                going.iter().map(|label| format!("delete {label}, and the backups that depend on it\n")).collect();
             output::show(&Page::written(&listed))?;
         }
     }

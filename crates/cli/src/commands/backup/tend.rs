@@ -63,7 +63,7 @@ pub async fn prune(context: &Context, options: cli::BackupPrune) -> Result<Exit,
         return Ok(Exit::Done);
     }
     if going == 0 {
-        output::talk("no backup has to be deleted\n");
+        output::talk("no backup needs to be deleted\n");
         return Ok(Exit::Done);
     }
     agree(options.yes, going)?;

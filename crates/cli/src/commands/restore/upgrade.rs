@@ -21,8 +21,8 @@ pub async fn run(context: &Context, name: &str, options: &cli::Restore) -> Resul
         "cluster {name} returns to the data of PostgreSQL {version} from before the upgrade, which {} keeps\n\
          what is lost:\n  - everything written since the upgrade\n\
          what else to know:\n  - clients wait from when all members stop until {} starts with that data; the others clone it\n  \
-         - the data of now is kept next to it on each machine, in `data.replaced`, until the next restore or upgrade\n  \
-         - passwords stay those of now\n  - set `postgres.version` in your file to {version} before the next `quorate apply`\n",
+         - the current data is kept next to it on each machine, in `data.replaced`, until the next restore or upgrade\n  \
+         - passwords stay as they are now\n  - set `postgres.version` in your file to {version} before the next `quorate apply`\n",
         previous.member, previous.member
     );
     let request = Request::new(name, &previous, shown.clone());

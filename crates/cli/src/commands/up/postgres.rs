@@ -27,13 +27,17 @@ pub(super) async fn run(context: &Context, options: &cli::Up, known: Option<Ledg
             return Err(Error::refused(what, "give the new cluster another name"));
         }
         Some(ledger) => {
-            output::talk(&format!("cluster {} exists already; going on with the settings it has\n", options.name));
+            output::talk(&format!("cluster {} already exists; continuing with its settings\n", options.name));
             vec![Cluster { brought: load::brought_files(&ledger)?, spec: ledger.spec }]
         }
         None => new_clusters(context, options).await?,
     };
     let mut exit = Exit::Done;
     for cluster in load::with_their_etcd(&context.home, clusters)? {
+        if cluster.spec.kind == Kind::Etcd {
+            let name = &cluster.spec.name;
+            output::talk(&format!("etcd cluster {name} comes first; Patroni keeps its state in it\n"));
+        }
         let brought = settled(&cluster);
         let outcome = run_loop(context, &cluster.spec, &brought, "up", |ledger| {
             ledger.power = Power::On;

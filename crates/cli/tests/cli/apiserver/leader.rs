@@ -1,5 +1,5 @@
 //! What clients feel when the leader changes. A follower forwards writes to the leader, and a leader that hands over drops what arrives
-//! meanwhile. Nobody tells the follower, which answers its client when its own patience ends.
+//! meanwhile. The follower is not notified, and answers its client when its own patience ends.
 
 use std::time::Duration;
 

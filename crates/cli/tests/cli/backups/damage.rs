@@ -166,7 +166,7 @@ fn what_is_left_can_be_restored(story: &Story) {
     life_goes_on(story);
 }
 
-/// Backups of before stay good, and recording starts again: what would come next in their chain does not exist any more.
+/// Earlier backups stay good, and recording starts again: what would come next in their chain does not exist any more.
 fn life_goes_on(story: &Story) {
     let backed = &story.backed;
     backed.verify(&[&story.older]).ok();

@@ -62,7 +62,7 @@ fn the_second_destination_stands_in_for_the_first() {
     assert_eq!(backed.contents(), contents);
     backed.assert_settled();
 
-    // Nor is there a ledger here, while the cluster lives. That next to a backup of before the restore would be of another formation.
+    // Nor is there a ledger here, while the cluster lives. The one next to a backup from before the restore would be of another formation.
     mode(0o600);
     backed.create();
     mode(0o644);

@@ -25,7 +25,7 @@ pub const OLDEST: &str = "3.4.23";
 
 pub struct Sandbox {
     directory: tempfile::TempDir,
-    /// Where the etcd of this test lies.
+    /// Where the etcd of this test is stored.
     etcd: PathBuf,
     /// Comes before the PATH of the test.
     programs: Option<PathBuf>,

@@ -171,8 +171,19 @@ fn destroyed_with_a_backup(shop: &Shop, store: &Path) {
     assert!(destroy().stderr.contains("list of its files is missing from the store"), "{:?}", destroy());
     assert_eq!(shop.status()["verdict"], "healthy", "nothing was touched");
     fs::write(&list, &genuine).unwrap();
+    // One of the files of that list.
+    let bundle = first_file(&list.with_file_name("bundle"));
+    let content = fs::read(&bundle).unwrap();
+    fs::remove_file(&bundle).unwrap();
+    let refused = destroy();
+    assert!(refused.stderr.contains("are missing, or have another size than when it was verified"), "{refused:?}");
+    fs::write(&bundle, content).unwrap();
     destroy().ok();
     assert!(!shop.sandbox.home().join("machines/shop").exists(), "its machines are gone");
+}
+
+fn first_file(directory: &Path) -> std::path::PathBuf {
+    fs::read_dir(directory).unwrap().next().expect("a file").unwrap().path()
 }
 
 /// A restore begins another timeline. What an earlier one had after that point is still in the store.
@@ -188,7 +199,15 @@ fn a_cluster_goes_back_to_a_place_in_the_log_and_to_a_transaction_of_an_earlier_
     let user = shop.env(&["--user", "shop"]);
     let ask = |sql: &str| psql(&user, sql).ok().stdout.trim().to_owned();
     ask("create table written (n bigint primary key)");
-    shop.sandbox.quorate(&["backup", "create", "shop", "--no-verify"]).ok();
+    // What is in a tablespace comes back in another directory, and outlives the next restore, even one that fails.
+    let (superuser, fast) = (shop.env(&[]), shop.sandbox.path().join("fast"));
+    fs::create_dir(&fast).unwrap();
+    psql(&superuser, &format!("create tablespace fast location '{}'", fast.display())).ok();
+    psql(&superuser, "grant create on tablespace fast to shop").ok();
+    ask("create table outside tablespace fast as select 7 as n");
+    shop.sandbox.quorate(&["backup", "create", "shop"]).ok();
+    let location = || ask("select pg_tablespace_location(oid) from pg_tablespace where spcname = 'fast'");
+    let was_moved = || location() != fast.display().to_string() && ask("table outside") == "7";
 
     let timeline: u32 = ask("select timeline_id from pg_control_checkpoint()").parse().expect("a number");
     ask("insert into written values (1)");
@@ -201,9 +220,13 @@ fn a_cluster_goes_back_to_a_place_in_the_log_and_to_a_transaction_of_an_earlier_
 
     shop.sandbox.quorate(&["restore", "shop", "--lsn", &place, "--yes"]).ok();
     assert_eq!(rows(), "1", "at {place}");
+    assert!(was_moved(), "{}", location());
+    let in_place = Path::new(&location()).join("in-place");
+    fs::write(&in_place, "").unwrap();
     let newest = shop.sandbox.quorate(&["restore", "shop", "--xid", transaction, "--yes"]).fails().stderr;
     assert!(newest.contains("ends before the point that was asked for"), "{newest}");
     assert_eq!(rows(), "1", "nothing was touched");
+    assert!(in_place.exists(), "the tablespace was touched");
     shop.sandbox.quorate(&["requests", "shop", "--withdraw", "restore"]).ok();
     let back_to = |timeline: u32| {
         let timeline = timeline.to_string();
@@ -213,6 +236,7 @@ fn a_cluster_goes_back_to_a_place_in_the_log_and_to_a_transaction_of_an_earlier_
     assert!(earlier.contains(&format!("was taken on timeline {timeline}, after timeline")), "{earlier}");
     back_to(timeline).ok();
     assert_eq!(rows(), "1,2", "transaction {transaction}");
+    assert!(was_moved() && in_place.exists(), "{}", location());
 
     let refused = shop.sandbox.quorate(&["restore", "shop", "--lsn", "0/", "--yes"]).fails().stderr;
     assert!(refused.contains("`0/` is not a place in the log"), "{refused}");

@@ -1,4 +1,4 @@
-//! Debian 12's Patroni, which tells less of itself than later ones: a cluster is created and changed, fails over, and gets the newer Patroni.
+//! Debian 12's Patroni, which reports less about itself than later ones: a cluster is created and changed, fails over, and gets the newer Patroni.
 
 use std::path::Path;
 

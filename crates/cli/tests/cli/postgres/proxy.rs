@@ -133,7 +133,7 @@ fn clients_reach_the_primary_and_replicas_through_haproxy_while_the_primary_move
     assert_eq!(psql(&through, "select count(*) from slow").ok().stdout, "1\n");
     assert_eq!(shop.workers(), masters, "a switchover reloads nothing");
 
-    // The primary of then leaves. Reloads keep the master, and connections.
+    // The primary leaves. Reloads keep the master, and connections.
     let leaving = shop.primary();
     let stay: Vec<&str> = THREE.into_iter().filter(|name| *name != leaving).collect();
     let number = THREE.iter().position(|name| *name == stay[0]).expect("one that stays");

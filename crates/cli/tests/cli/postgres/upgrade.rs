@@ -49,10 +49,18 @@ fn a_cluster_is_upgraded_to_another_major_version_and_returns_and_no_commit_is_l
     let writer = Writer::start(user.clone());
     let (primary, postmasters) = (shop.primary(), shop.postmasters());
 
+    // Tablespaces would be in the way of the clones. This one is below the data, because members here share a disk.
+    let mut in_place = superuser.clone();
+    in_place.insert(String::from("PGOPTIONS"), String::from("-c allow_in_place_tablespaces=on"));
+    psql(&in_place, "create tablespace fast location ''").ok();
+
     // It stops clients, which takes consent. What pg_upgrade cannot take over is found on a copy, and nobody has stopped.
     shop.sandbox.file("shop.yaml", &at_version(17));
     let refused = shop.apply().fails().text();
     assert!(refused.contains("stops all clients") && refused.contains("--allow-downtime"), "{refused}");
+    let refused = shop.upgrade().fails().text();
+    assert!(refused.contains("the data has tablespaces (") && refused.contains("pg_tblspc/"), "{refused}");
+    psql(&superuser, "drop tablespace fast").ok();
     let refused = shop.upgrade().fails().text();
     assert!(refused.contains("failed on a copy") && refused.contains("public.odd.handler"), "{refused}");
     assert_eq!((shop.primary(), shop.postmasters()), (primary.clone(), postmasters));

@@ -50,11 +50,17 @@ pub enum ClientError {
     NotThere(String),
     #[error("cluster {0} has no proxy: `postgres.haproxy` in its spec adds one")]
     NoProxy(String),
+    #[error(
+        "cluster {0} has no front: `etcd.front` in its spec adds one, and `quorate front {0}` serves one from here"
+    )]
+    NoFront(String),
     #[error("no machine of cluster {0} can be found, so clients have nothing to connect to: run `quorate status {0}`")]
     NoMachines(String),
     #[error("this cluster's certificates are user-provided and its CA's key is not here, so quorate cannot issue any")]
     NoAuthorityKey,
-    #[error("user {user} is not declared in the spec; declared are: {declared}")]
+    #[error(
+        "user {user} is not declared in the spec (declared: {declared}): add it under `auth.users` and apply the spec"
+    )]
     Undeclared { user: String, declared: String },
     #[error("the front acts as nobody named {0:?}")]
     NotAs(String),
@@ -188,6 +194,17 @@ pub async fn endpoints(home: &Home, ledger: &Ledger) -> Result<(Vec<String>, Dia
     let Some((_, dial)) = serving.first() else { return Err(ClientError::NoMachines(ledger.spec.name.to_string())) };
     let endpoints = serving.iter().map(|(address, _)| https_url(*address, CLIENT_PORT)).collect();
     Ok((endpoints, dial.clone()))
+}
+
+/// The URLs of the cluster's fronts: of the machines that the spec names.
+pub async fn fronts(home: &Home, ledger: &Ledger) -> Result<Vec<String>, ClientError> {
+    let Some(front) = &ledger.spec.etcd.front else { return Ok(Vec::new()) };
+    let machines = home.provider(ledger).machines().await.map_err(ControlError::from)?;
+    let machines = by_name(ledger, machines.found);
+    let is_front = |name: &str| front.runs_on(name) || ledger.spec.proxies().any(|proxy| proxy.name.as_str() == name);
+    let names = ledger.spec.machines().map(|machine| machine.name.to_string()).filter(|name| is_front(name));
+    let address = |name: String| machines.get(&name.as_str().into())?.address;
+    Ok(names.filter_map(address).map(|address| https_url(address, front.port())).collect())
 }
 
 /// Where clients are answered, and how they connect there.

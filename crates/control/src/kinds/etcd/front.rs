@@ -9,11 +9,13 @@ use std::path::PathBuf;
 
 use jiff::{SignedDuration, Timestamp};
 use quorate_core::model::{CLIENT_PORT, Ledger, MachineSeen, MemberName};
+use quorate_core::planner::Action;
 use quorate_pki::{KeyAlgorithm, KeyPair, LeafWish};
 use quorate_providers::Dial;
 
 use super::clients::{ClientError, Issued};
 use crate::home::Home;
+use crate::kinds::proxies::machines;
 use crate::ledger::LedgerError;
 use crate::run::error::ControlError;
 use crate::run::history::{Note, notes};
@@ -25,7 +27,7 @@ pub const VALIDITY: SignedDuration = SignedDuration::from_hours(24);
 /// A certificate that the front acts as a user with.
 pub const USER_VALIDITY: SignedDuration = SignedDuration::from_hours(1);
 /// A step that nobody ends, because its controller was killed, keeps clients away from a member no longer than this.
-const LONGEST_HINT: SignedDuration = SignedDuration::from_secs(60);
+pub(crate) const LONGEST_HINT: SignedDuration = SignedDuration::from_secs(60);
 /// Steps during or after which a member's etcd does not serve.
 const STOPPING: [&str; 10] = [
     "destroy-machine",
@@ -121,6 +123,16 @@ fn signed(ledger: &Ledger, wish: &LeafWish) -> Result<Issued, ClientError> {
     let certificate = sign(authority, &key.csr(&wish.common_name)?, wish)?;
     let not_after = quorate_pki::inspect(&certificate)?.not_after;
     Ok(Issued { certificate, key: Some(key.to_pem()), not_after })
+}
+
+/// The member that a step is about to stop, and the machines whose fronts must know. Former ones included while they exist: clients come
+/// through all of them.
+pub(crate) fn to_be_told<'a>(ledger: &Ledger, action: &'a Action) -> Option<(&'a MemberName, Vec<MemberName>)> {
+    let front = ledger.spec.etcd.front.as_ref()?;
+    let member = action.member().filter(|_| STOPPING.contains(&action.kind()))?;
+    let members = ledger.spec.members.iter().map(|member| MemberName::from(member.name.as_str()));
+    let members = members.filter(|member| front.runs_on(member.as_str()));
+    ledger.etcd.formation.has_member(member).then(|| (member, members.chain(machines(ledger)).collect()))
 }
 
 /// Follows a cluster's history for members that are about to be stopped. The controller writes each step there before it acts.

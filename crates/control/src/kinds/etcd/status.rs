@@ -32,6 +32,9 @@ pub struct Status {
     pub cluster: String,
     pub cluster_id: String,
     pub provider: String,
+    /// The one address for all clients, where there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub url: Option<String>,
     pub formation: &'static str,
     pub etcd_version: String,
     pub verdict: Verdict,
@@ -187,7 +190,7 @@ impl Pending {
 
 /// Looks at one cluster, without its lock.
 pub async fn status(home: &Home, ledger: &Ledger, brought: &BroughtFiles) -> Result<Status, ControlError> {
-    let mut sight = Sight::new(home.provider(ledger));
+    let mut sight = Sight::new(home.observer(ledger));
     let seen = sight.glance(ledger, None).await?;
     let store = home.store(ledger.spec.name.as_str());
     let ledger = &Ledger { fence: latest_fence(&store, ledger)?, ..ledger.clone() };
@@ -229,10 +232,14 @@ fn summarize_etcd(ledger: &Ledger, seen: &Observation, decision: &Decision) -> S
         Verdict::Down if ledger.etcd.formation.is_formed() && healthy + foreign.len() >= quorum => Verdict::Unknown,
         other => other,
     };
+    let proxies = proxies::status(ledger, seen);
+    let (serving, fronts) = proxies::serving(&proxies);
+    let verdict = if verdict == Verdict::Healthy && serving < fronts { Verdict::Degraded } else { verdict };
     Status {
         cluster: spec.name.to_string(),
         cluster_id: ledger.cluster_id.clone(),
         provider: spec.provider.settings().name().to_owned(),
+        url: ledger.url(),
         formation: match ledger.etcd.formation {
             Formation::Unformed => "unformed",
             Formation::Forming { .. } => "forming",
@@ -250,14 +257,14 @@ fn summarize_etcd(ledger: &Ledger, seen: &Observation, decision: &Decision) -> S
             None if verdict == Verdict::Unformed && !decision.blocked.is_empty() => {
                 String::from("not bootstrapped yet")
             }
-            _ => summary(ledger, verdict, (voters, healthy), &foreign),
+            _ => summary(ledger, verdict, (voters, healthy), &foreign) + &proxies::summary(verdict, serving, fronts),
         },
         voters,
         healthy,
         quorum,
         failures_survived: safety::failures_survived(voters, healthy),
         members,
-        proxies: proxies::status(ledger, seen),
+        proxies,
         alarms,
         pending: Pending::of(decision),
         requests: requests::open(ledger),
@@ -462,7 +469,7 @@ fn health(
     }
 }
 
-/// Of a member whose agent tells nothing.
+/// Of a member whose agent reports nothing.
 pub(crate) fn unseen(
     seen: &Observation,
     member: &MemberName,
@@ -551,7 +558,8 @@ mod tests {
         let runs = Program { protocol, version: String::from("7.7.7") };
         let agent = Seen::At(now, AgentSeen::OtherProtocol(ProgramSeen { runs, failed: None }));
         let agents = names.into_iter().take(others).map(|name| (name, agent.clone())).collect();
-        let seen = Observation { now, machines: Seen::At(now, BTreeMap::new()), agents };
+        let fixtures = Seen::At(now, Vec::new());
+        let seen = Observation { now, machines: Seen::At(now, BTreeMap::new()), agents, fixtures };
         summarize(&ledger, &seen, &Decision::default())
     }
 

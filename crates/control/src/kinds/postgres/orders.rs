@@ -13,6 +13,7 @@ use quorate_core::planner::{Action, Precondition, Step};
 use tokio::time::sleep;
 
 use super::passwords;
+use crate::kinds::proxies;
 
 /// What the agent of a member is told to do; none for steps of other kinds.
 pub(crate) fn order(ledger: &Ledger, step: &Step) -> Option<Order> {
@@ -83,7 +84,7 @@ pub(crate) fn holding(
     let haproxy = haproxy(ledger)?;
     let members = ledger.spec.members.iter().filter(|member| haproxy.runs_on(member.name.as_str()));
     let members = members.map(|member| member.name.as_str().into());
-    let proxies = members.chain(proxy_machines(ledger)).collect();
+    let proxies = members.chain(proxies::machines(ledger)).collect();
     let (server, successor) = (server_name(from), server_name(to));
     let hold = PostgresOrder::HoldClients { server: server.clone(), for_ms: haproxy.drain.0 + SWITCHING };
     let release = move |succeeded: bool| {
@@ -114,15 +115,6 @@ pub(crate) async fn is_promoted(agent: &AgentClient, fence: u64) -> bool {
         }
         sleep(PAUSE).await;
     }
-}
-
-/// Proxies on separate machines, former ones included while they exist: clients come through all of them.
-fn proxy_machines(ledger: &Ledger) -> impl Iterator<Item = MemberName> {
-    let known = ledger.members.iter().filter(|(_, record)| record.proxy.is_some());
-    known.flat_map(|(name, record)| {
-        let former = (1..record.incarnation).map(|incarnation| name.former(incarnation));
-        std::iter::once(name.clone()).chain(former)
-    })
 }
 
 /// What Patroni calls the machine of a member.

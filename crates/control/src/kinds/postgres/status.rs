@@ -66,6 +66,7 @@ pub(crate) fn summarize(ledger: &Ledger, seen: &Observation, decision: &Decision
         cluster: spec.name.to_string(),
         cluster_id: ledger.cluster_id.clone(),
         provider: spec.provider.settings().name().to_owned(),
+        url: ledger.url(),
         formation: match &ledger.postgres.formation {
             Formation::Unformed => "unformed",
             Formation::Forming { .. } => "forming",

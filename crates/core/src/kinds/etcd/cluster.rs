@@ -1,10 +1,13 @@
 //! The cluster as etcd itself reports it: who is listed, who votes, who leads and who is well. Read from the healthy voter that has
 //! come furthest; where no voter has a quorum behind it, nothing is known, and nothing that depends on it is done.
 
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
 use jiff::Timestamp;
 
 use crate::kinds::etcd::{EtcdStatus, Formation, Membership};
-use crate::model::{AgentSeen, Desired, Facts, MemberName, Observation, PEER_PORT, Seen, https_url};
+use crate::model::{AgentSeen, Desired, Facts, MemberName, Observation, PEER_PORT, Seen, address_in, https_url};
 use crate::planner::voters::Voters;
 
 /// One look at the membership.
@@ -104,6 +107,18 @@ impl<'a> Cluster<'a> {
         let next = able.min_by_key(|m| !desired.members.contains_key(&m.name))?;
         Some((next.name.clone(), next.id))
     }
+}
+
+/// The voters that clients are led to.
+pub(crate) fn serving(desired: &Desired, cluster: &Cluster<'_>) -> Option<BTreeMap<MemberName, IpAddr>> {
+    let mut serving = BTreeMap::new();
+    for member in desired.members.keys() {
+        let own = cluster.voters().find(|voter| voter.name == *member);
+        let former = || cluster.voters().filter(|voter| voter.known && voter.name.seat() == member.as_str()).last();
+        let Some(voter) = own.or_else(former) else { continue };
+        serving.insert(member.clone(), address_in(&voter.peer_url)?);
+    }
+    Some(serving).filter(|serving| !serving.is_empty())
 }
 
 fn answer(seen: &Seen<AgentSeen>) -> Option<(Timestamp, &EtcdStatus)> {

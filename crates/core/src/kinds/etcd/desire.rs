@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::pod::{RunAs, StaticPod};
 use super::spec::{self, Binary, ClientAuth, CompactionMode, Keys, Package, TokenKind};
-use super::{Access, AuthWish, FormedWith, Permission, Record, Restore, SERVICE, UserWish, Wish, flags, pki, versions};
+use super::{
+    Access, AuthWish, FormedWith, Permission, Record, Restore, SERVICE, UserWish, Wish, flags, front, pki, versions,
+};
 use crate::Secret;
 use crate::desire::password_fingerprint;
 use crate::kinds::postgres::DcsUser;
@@ -151,7 +153,9 @@ pub(crate) fn node_config(
     }
     let runs = Runs::Etcd(EtcdService { version, binary, flags, layout: spec.tls.layout, pod: pod(spec) });
     let etcd = ServiceConfig { name: SERVICE.to_owned(), user: SERVICE.to_owned(), runs, inputs };
-    NodeConfig { files, services: vec![etcd], host: None }
+    let mut config = NodeConfig { files, services: vec![etcd], host: None };
+    front::add_to(&mut config, spec, ledger, member);
+    config
 }
 
 fn pod(spec: &ClusterSpec) -> Option<Pod> {

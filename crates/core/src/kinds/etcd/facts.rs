@@ -38,7 +38,7 @@ pub struct EtcdFacts {
     pub attempt: ConfigAttempt,
 }
 
-/// A snapshot that was brought to a machine whole, its bytes compared with their digest.
+/// A snapshot that was brought to a machine whole. It ends with this SHA-256, etcd's checksum of all that comes before.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct Staged {
     pub sha256: String,

@@ -100,7 +100,7 @@ const MANAGED: [(&str, &str); 42] = [
     ("client-key-file", "certificates are set under `tls`"),
     ("auto-tls", "certificates are set under `tls`"),
     ("self-signed-cert-validity", "use `leaf_validity` under `tls`"),
-    ("peer-client-cert-auth", "peers always show certificates to each other"),
+    ("peer-client-cert-auth", "peers always present certificates to each other"),
     ("peer-cert-file", "certificates are set under `tls`"),
     ("peer-key-file", "certificates are set under `tls`"),
     ("peer-trusted-ca-file", "certificates are set under `tls`"),

@@ -6,6 +6,7 @@ pub mod cluster;
 pub mod desire;
 mod facts;
 pub mod flags;
+pub mod front;
 pub mod limits;
 pub mod pki;
 pub mod planner;

@@ -26,7 +26,10 @@ pub fn directory(layout: CertificateLayout) -> &'static str {
 /// How the files of a certificate and its key begin; none where the layout does not have it.
 pub fn file_stem(layout: CertificateLayout, of: CertificateUse) -> Option<&'static str> {
     match (layout, of) {
-        (_, CertificateUse::Agent) | (CertificateLayout::Standard, CertificateUse::Health) => None,
+        // etcd has no use for that of a front, which has its own directory.
+        (_, CertificateUse::Agent | CertificateUse::Front) | (CertificateLayout::Standard, CertificateUse::Health) => {
+            None
+        }
         (CertificateLayout::Standard, of) => Some(of.file_stem()),
         (CertificateLayout::Kubeadm, CertificateUse::Member) => Some("server"),
         (CertificateLayout::Kubeadm, CertificateUse::Peer) => Some("peer"),

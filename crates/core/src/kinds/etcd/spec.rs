@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::front::Front;
 use super::pod::{RunAs, StaticPod};
 use super::versions;
 use crate::model::Version;
@@ -40,6 +41,9 @@ pub struct EtcdSettings {
     /// A separate port for metrics. If absent, metrics are on the client port only, for clients that may connect there.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub metrics: Option<Metrics>,
+    /// One address in front of the cluster, on its members or on separate machines. If absent, there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub front: Option<Front>,
     /// Other etcd flags, without the leading dashes, such as `max-txn-ops: 256`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub flags: BTreeMap<String, FlagValue>,
@@ -59,6 +63,7 @@ impl Default for EtcdSettings {
             heartbeat: Millis(100),
             election: Millis(1000),
             metrics: None,
+            front: None,
             flags: BTreeMap::new(),
         }
     }

@@ -58,7 +58,7 @@ impl fmt::Display for Permission {
         let access = match self.access {
             Access::Read => "read",
             Access::Write => "write",
-            Access::ReadWrite => "readwrite",
+            Access::ReadWrite => "read and write",
         };
         let key = String::from_utf8_lossy(&self.key);
         if self.range_end.is_empty() {
@@ -106,8 +106,8 @@ impl fmt::Display for AuthOp {
             AuthOp::RevokeRole { user, role } => write!(f, "revoke role {role} from user {user}"),
             AuthOp::DeleteUser { user } => write!(f, "delete user {user}"),
             AuthOp::AddRole { role } => write!(f, "add role {role}"),
-            AuthOp::GrantPermission { role, permission } => write!(f, "let role {role} {permission}"),
-            AuthOp::RevokePermission { role, permission } => write!(f, "no longer let role {role} {permission}"),
+            AuthOp::GrantPermission { role, permission } => write!(f, "allow role {role} to {permission}"),
+            AuthOp::RevokePermission { role, permission } => write!(f, "no longer allow role {role} to {permission}"),
             AuthOp::DeleteRole { role } => write!(f, "delete role {role}"),
             AuthOp::Enable => write!(f, "turn authentication on"),
         }

@@ -300,7 +300,7 @@ fn own_etcd(cluster: &Cluster, name: &Name, all: &Spec, found: &mut Findings) {
     let at = cluster.at("postgres.dcs.cluster");
     let Some(etcd) = all.clusters.iter().find(|other| other.name == *name) else { return };
     if etcd.kind != Kind::Etcd {
-        let message = format!("`{name}` is no etcd cluster, and Patroni keeps its state in etcd");
+        let message = format!("`{name}` is not an etcd cluster, and Patroni keeps its state in etcd");
         return found.error(at, message, "name a cluster of etcd");
     }
     if let Err(Unusable { field, why, hint }) = can_serve(etcd) {
@@ -348,7 +348,7 @@ fn timing(cluster: &Cluster, postgres: &PostgresSettings, found: &mut Findings) 
     ];
     for (field, value, least) in least {
         if value.0 < least.0 {
-            let message = format!("`{field}` is {value}, and Patroni raises it to {least} without a word");
+            let message = format!("`{field}` is {value}, and Patroni silently raises it to {least}");
             found.error(cluster.at(&format!("postgres.patroni.{field}")), message, format!("set at least {least}"));
         }
     }

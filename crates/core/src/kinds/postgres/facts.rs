@@ -37,7 +37,7 @@ pub struct PostgresFacts {
     /// How the write-ahead log gets there.
     #[serde(default)]
     pub archive: Option<ArchiveSeen>,
-    /// Data that is being restored next to the data of now, or was.
+    /// Data that is being restored next to the current data, or was.
     #[serde(default)]
     pub restored: Option<RestoreSeen>,
     /// Databases and users. Reported by the primary, when asked for.
@@ -109,7 +109,7 @@ pub struct ArchiveSeen {
     pub waits_s: u64,
 }
 
-/// Data of a backup on a machine, next to the data of now.
+/// Data of a backup on a machine, next to the current data.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct RestoreSeen {
     /// Of the bootstrap that it is for.
@@ -167,7 +167,7 @@ pub struct PatroniStatus {
     pub patroni_version: Option<String>,
     /// A parameter changed that takes effect when PostgreSQL restarts.
     pub pending_restart: bool,
-    /// Which ones, with the value of now and the one after a restart.
+    /// Which ones, with the current value and the one after a restart.
     #[serde(default)]
     pub pending: BTreeMap<String, Changed>,
     /// Automatic failover is switched off with `patronictl pause`.

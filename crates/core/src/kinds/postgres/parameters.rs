@@ -103,7 +103,7 @@ fn below_patroni(parameter: &Parameter, value: &str) -> Option<Wrong> {
     let (name, least, default) = LEAST_OF_PATRONI.iter().find(|(name, ..)| *name == parameter.name)?;
     let number = |text: &str| number(text, parameter.unit);
     (number(value)? < number(least)?).then(|| Wrong {
-        message: format!("`{name}` is {value}, and Patroni uses {default} for less than {least}, without a word"),
+        message: format!("`{name}` is {value}, and Patroni uses {default} for less than {least}, silently"),
         hint: format!("set at least {least}"),
     })
 }

@@ -95,7 +95,7 @@ pub(crate) fn before(ledger: &mut Ledger, desired: &Desired, action: &Action) ->
     }
 }
 
-/// What is kept of before is the way back from now on. Any other data gives up an upgrade that was on its way.
+/// What is kept from before is the way back from now on. Any other data gives up an upgrade that was on its way.
 fn begin_with_upgraded(record: &mut Record, token: &str, first: &MemberName) {
     record.upgrade = record.upgrade.take().filter(|upgrade| upgrade.token == token);
     let Some(upgrade) = &mut record.upgrade else { return };

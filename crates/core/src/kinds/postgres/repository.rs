@@ -21,7 +21,7 @@ pub fn directory(spec: &ClusterSpec) -> String {
     format!("/{}/{}", spec.name, if encrypted { "pgbackrest" } else { "pgbackrest-plain" })
 }
 
-/// Where the repositories are, in words that tell two apart. None without backups.
+/// Where the repositories are, in words that distinguish them. None without backups.
 pub fn place(spec: &ClusterSpec) -> Option<String> {
     let backup = spec.backup.as_ref()?;
     let places =

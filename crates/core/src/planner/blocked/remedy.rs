@@ -12,6 +12,7 @@ impl UnsafeBecause {
                 "if it is this cluster's and its ledger was lost, bring the ledger back with `quorate ledger import`; \
                  if nobody needs it, remove the machine of {member} manually; otherwise choose another cluster name"
             ),
+            UnsafeBecause::FixtureObstructed { remedy, .. } => remedy.clone(),
             UnsafeBecause::SecondKey { member } => format!(
                 "find out who answers at the address of {member} before anything else; if its machine was only \
                  recreated outside quorate and holds no data, remove it manually"
@@ -52,10 +53,10 @@ impl UnsafeBecause {
                 "take a backup, and allow it with `--allow-downtime`; the upgrade is rehearsed on a copy before anybody stops",
             ),
             UnsafeBecause::RehearsalFailed { from, .. } => {
-                format!("put right what PostgreSQL names and apply again, or set `postgres.version` to {from}")
+                format!("fix what PostgreSQL reports and apply again, or set `postgres.version` to {from}")
             }
             UnsafeBecause::MajorUpgradeFailed { from, .. } => format!(
-                "put right what PostgreSQL names and apply again with `--allow-downtime`, or set `postgres.version` to {from}"
+                "fix what PostgreSQL reports and apply again with `--allow-downtime`, or set `postgres.version` to {from}"
             ),
             UnsafeBecause::NoWayBack { .. } => String::from(
                 "set `postgres.version` to what the cluster runs, and withdraw the request with `quorate requests NAME --withdraw restore`; \

@@ -36,7 +36,7 @@ pub fn judge_absence(view: &View<'_>, member: &MemberName, what: &str) -> Result
     let seconds = unseen.as_secs().unsigned_abs();
     match desired.grace.map(|grace| grace.as_secs().unsigned_abs()) {
         // The operator's confirmation stands in for reports of agents.
-        None => Ok(Absence::Dead(format!("{what}; the operator said that it counts as dead"))),
+        None => Ok(Absence::Dead(format!("{what}; the operator confirmed that it is dead"))),
         Some(grace) if seconds >= grace => {
             peers.enough_told(member)?;
             Ok(Absence::Dead(format!("{what}, for {seconds} s; it counts as dead after {grace} s")))

@@ -26,7 +26,7 @@ pub fn is_absurd_fence(known: u64, told: u64) -> bool {
 }
 
 /// Whether a machine that has obeyed a later controller shows that this ledger is not the latest. One that the ledger has given up shows
-/// nothing: it may have been given up because it lies. Nor does any, once the operator has said that this ledger leads: it continues
+/// nothing: it may have been replaced because it lies. Nor does any, once the operator has said that this ledger leads: it continues
 /// above whatever they remembered then.
 pub fn is_witness(ledger: &Ledger, seat: &str, incarnation: u64) -> bool {
     let wanted = ledger.members.iter().find(|(member, _)| member.as_str() == seat).map_or(0, |(_, m)| m.incarnation);

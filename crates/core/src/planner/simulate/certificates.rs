@@ -38,7 +38,7 @@ pub(super) fn certificate(
         CertificateUse::Member => wish.brought.as_ref().and_then(|b| b.get(member)),
         CertificateUse::Peer => certificates::shared_with_clients(wish).and_then(|b| b.get(member)),
         CertificateUse::Root => wish.brought_root.as_ref(),
-        CertificateUse::Agent | CertificateUse::Health => None,
+        CertificateUse::Agent | CertificateUse::Health | CertificateUse::Front => None,
     };
     let validity = if of == CertificateUse::Agent { AGENT_VALIDITY } else { wish.validity };
     let (authority, authority_ends) = certificates::authority(wish, of);
@@ -74,7 +74,7 @@ impl World {
             CertificateUse::Member => wish.brought.is_none(),
             CertificateUse::Peer => certificates::shared_with_clients(wish).is_none(),
             CertificateUse::Root => wish.brought_root.is_none(),
-            CertificateUse::Health => true,
+            CertificateUse::Health | CertificateUse::Front => true,
             CertificateUse::Agent => false,
         };
         let given = uses.iter().filter(|of| is_signed(**of)).map(|of| MachineCertificate {

@@ -1,6 +1,7 @@
 //! What each action does in the simulated world.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
 use jiff::{SignedDuration, Timestamp};
 
@@ -11,11 +12,14 @@ use crate::kinds::etcd::simulate::SimListed;
 use crate::kinds::etcd::{self, AuthLook, JwtKeys, OldEntries, Staged};
 use crate::kinds::postgres;
 use crate::model::{
-    AuthorityRecord, BackupSigning, BinarySeen, CertificateUse, Data, DataSeen, Desired, Facts, MemberName,
-    PackagesSeen, Plane, PowerState, SecretKind, ServiceState, Stamp,
+    AuthorityRecord, BackupSigning, BinarySeen, CertificateUse, Data, DataSeen, Desired, Facts, FixtureId, FixtureKind,
+    FixtureSeen, MemberName, PackagesSeen, Plane, PowerState, SecretKind, Seen, ServiceState, Stamp,
 };
 use crate::planner::{Action, remember};
 use crate::spec::Signer;
+
+/// Of a load balancer that is not made yet.
+const IMAGINED_NAME: &str = "the name of the load balancer";
 
 impl World {
     /// Carries out one action as a healthy world would.
@@ -48,6 +52,7 @@ impl World {
                 is_shown.then(|| (if current { seat } else { seat.former(incarnation) }, machine))
             })
             .collect();
+        remember::note_fixtures(&mut self.ledger, self.fixtures.get().into_iter().flatten());
         remember::note_proxies(&mut self.ledger, self.machines.iter().map(|(name, machine)| (name, &machine.seen)));
         self.agree();
     }
@@ -147,6 +152,12 @@ impl World {
                     etcd::simulate::auth::change(auth, op);
                 }
             }
+            Action::PutFixture { fixture, leads_to, .. } => self.put_fixture(desired, fixture, leads_to),
+            Action::DropFixture { fixture } => {
+                if let Seen::At(_, fixtures) = &mut self.fixtures {
+                    fixtures.retain(|there| there.id != *fixture);
+                }
+            }
             Action::RecordForming { .. }
             | Action::AbandonFormation { .. }
             | Action::RecordReplacement { .. }
@@ -185,6 +196,31 @@ impl World {
             | Action::Switchover { .. }
             | Action::ConfigurePatroni { .. }
             | Action::Catalog { .. } => self.effect_on_postgres(desired, action),
+        }
+    }
+
+    /// It serves at once, and a load balancer has a name of its provider's choice.
+    fn put_fixture(&mut self, desired: &Desired, id: &FixtureId, leads_to: &BTreeMap<MemberName, IpAddr>) {
+        let Some(wish) = desired.fixtures.iter().find(|wish| wish.id == *id) else { return };
+        let is_balancer = id.kind == FixtureKind::LoadBalancer;
+        let has_name = |member: &MemberName| Some(member.clone()).filter(|_| !is_balancer);
+        let known = self.fixtures.get().into_iter().flatten().find(|there| there.id == *id && !there.names.is_empty());
+        let imagined = || is_balancer.then(|| String::from(IMAGINED_NAME)).into_iter().collect();
+        let names = known.map_or_else(imagined, |there| there.names.clone());
+        let made = FixtureSeen {
+            id: id.clone(),
+            is_ours: true,
+            obstacle: None,
+            fixed: wish.fixed.clone(),
+            leads_to: leads_to.iter().map(|(member, address)| (*address, has_name(member))).collect(),
+            to_balancer: wish.to_balancer,
+            names,
+            fault: None,
+            pending: None,
+        };
+        if let Seen::At(_, fixtures) = &mut self.fixtures {
+            fixtures.retain(|there| there.id != *id);
+            fixtures.push(made);
         }
     }
 

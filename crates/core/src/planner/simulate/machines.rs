@@ -112,6 +112,7 @@ impl World {
                 (CertificateUse::Root, true),
                 (CertificateUse::Agent, true),
                 (CertificateUse::Health, desired.certificates.health),
+                (CertificateUse::Front, desired.certificates.fronts.contains(member)),
             ];
             let known = known.into_iter().filter(|(_, is_there)| *is_there).map(|(of, _)| of);
             facts.certificates = known.map(|of| (of, certificate(desired, self.now, member, machine, of))).collect();

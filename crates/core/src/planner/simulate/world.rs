@@ -10,8 +10,8 @@ use crate::kinds::etcd::simulate::SimListed;
 use crate::kinds::etcd::{AuthLook, AuthSeen, EtcdFacts, OldEntries};
 use crate::model::Version;
 use crate::model::{
-    AgentSeen, BinarySeen, CertificateUse, ConfigAttempt, DataSeen, Distrust, Facts, Host, Ledger, MachineSeen,
-    MemberName, Observation, PEER_PORT, Program, ProgramSeen, Seen, ServiceState, https_url,
+    AgentSeen, BinarySeen, CertificateUse, ConfigAttempt, DataSeen, Distrust, Facts, FixtureSeen, Host, Ledger,
+    MachineSeen, MemberName, Observation, PEER_PORT, Program, ProgramSeen, Seen, ServiceState, https_url,
 };
 
 /// An imagined cluster: the truth of each machine, whether it can be seen or not.
@@ -38,6 +38,8 @@ pub struct World {
     pub(crate) versions: BTreeMap<String, String>,
     /// Data that outlived the machines of these members.
     pub kept: BTreeMap<MemberName, DataSeen>,
+    /// What there is besides machines, or why that is not known.
+    pub fixtures: Seen<Vec<FixtureSeen>>,
     /// The number of the machine that was made last.
     pub(super) made: u8,
 }
@@ -70,6 +72,7 @@ impl World {
     pub fn imagine(ledger: Ledger, seen: Observation) -> Self {
         let now = seen.now;
         let mut world = World::empty(ledger, now);
+        world.fixtures = seen.fixtures;
         match seen.machines {
             Seen::Unreachable { why, .. } => world.provider_away = Some(why),
             Seen::At(_, machines) => {
@@ -115,6 +118,7 @@ impl World {
             going_down: None,
             versions: BTreeMap::new(),
             kept: BTreeMap::new(),
+            fixtures: Seen::At(now, Vec::new()),
             made: 0,
         }
     }
@@ -123,11 +127,11 @@ impl World {
         let now = self.now;
         if let Some(why) = &self.provider_away {
             let machines = Seen::Unreachable { since: now, why: why.clone() };
-            return Observation { now, machines, agents: BTreeMap::new() };
+            return Observation { now, machines, agents: BTreeMap::new(), fixtures: self.fixtures.clone() };
         }
         let machines = self.machines.iter().map(|(member, m)| (member.clone(), m.seen.clone())).collect();
         let agents = self.machines.iter().map(|(member, m)| (member.clone(), self.look(member, m))).collect();
-        Observation { now, machines: Seen::At(now, machines), agents }
+        Observation { now, machines: Seen::At(now, machines), agents, fixtures: self.fixtures.clone() }
     }
 
     fn look(&self, member: &MemberName, machine: &SimMachine) -> Seen<AgentSeen> {
@@ -204,8 +208,8 @@ pub(crate) fn running(digest: String) -> ServiceState {
 }
 
 pub(super) fn blank(machine_id: &str) -> Facts {
-    use CertificateUse::{Agent, Health, Member, Peer, Root};
-    let uses = [Member, Peer, Root, Agent, Health];
+    use CertificateUse::{Agent, Front, Health, Member, Peer, Root};
+    let uses = [Member, Peer, Root, Agent, Health, Front];
     Facts {
         program: ProgramSeen { runs: Program::this().clone(), failed: None },
         machine_id: machine_id.to_owned(),

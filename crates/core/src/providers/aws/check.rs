@@ -3,9 +3,10 @@
 
 use std::collections::BTreeMap;
 
-use super::{Access, AwsSettings, Image, MemberSpec, SeedFormat, VolumeType, section};
+use super::vpc::{KEPT, LARGEST as LARGEST_VPC, LETTERS, LONGEST, Layout, USED_ZONES, is_reserved};
+use super::{Access, AwsSettings, Image, Internet, MemberSpec, Scheme, SeedFormat, VolumeType, section};
 use crate::spec::check::{Cluster, Findings};
-use crate::spec::{Millis, Size};
+use crate::spec::{Kind, Millis, Size};
 
 /// No instance starts and boots faster.
 const LEAST_PATIENCE: Millis = Millis(10_000);
@@ -14,6 +15,8 @@ const GIB: u64 = 1 << 30;
 const LARGEST: u64 = 64 << 40;
 /// AWS allows 50 tags on a resource. The rest are quorate's.
 const MOST_TAGS: usize = 20;
+/// Of DNS.
+const LONGEST_NAME: usize = 253;
 
 pub(super) fn check(settings: &AwsSettings, cluster: &Cluster, found: &mut Findings) {
     let at = |field: &str| cluster.at(&format!("provider.aws.{field}"));
@@ -25,6 +28,7 @@ pub(super) fn check(settings: &AwsSettings, cluster: &Cluster, found: &mut Findi
         );
     }
     network(settings, &at, found);
+    own_vpc(settings, cluster, found);
     types(&settings.instance_types, &at("instance_types"), found);
     image(&settings.image, &at, found);
     if settings.seed == SeedFormat::Ignition && settings.program.is_none() {
@@ -34,10 +38,19 @@ pub(super) fn check(settings: &AwsSettings, cluster: &Cluster, found: &mut Findi
             "add `program: {url: …, sha256: …}`",
         );
     }
+    if settings.seed == SeedFormat::Quorate && settings.program.is_some() {
+        found.error(
+            at("program"),
+            "with `seed: quorate` the image has the agent, and nothing on it would fetch another one",
+            "remove `program`; `quorate apply` brings newer agents to machines itself",
+        );
+    }
     groups(settings, &at, found);
     sizes(settings.root_size, settings.data_size, &at, found);
     iops(settings, &at, found);
     tags(&settings.tags, &at, found);
+    balancer(settings, cluster, found);
+    dns(settings, cluster, found);
     if settings.spot {
         found.error(
             at("spot"),
@@ -77,11 +90,11 @@ fn network(settings: &AwsSettings, at: &impl Fn(&str) -> String, found: &mut Fin
         not_an_id(kind, &id, at(&field), found);
     }
     let by_ids = !settings.subnets.is_empty();
-    if settings.vpc.is_none() && !by_ids && settings.subnet_tags.is_empty() {
+    if settings.vpc.is_none() && !by_ids && settings.subnet_tags.is_empty() && settings.vpc_cidr.is_none() {
         found.error(
             at("subnets"),
             "nothing says in which subnets instances are to be",
-            "give `subnets`, a list of ids, or `vpc`, or `subnet_tags`, or both of these",
+            "give `subnets`, a list of ids, or `vpc`, or `subnet_tags`, or both of these, or `vpc_cidr` for a new VPC",
         );
     }
     let others = [("vpc", settings.vpc.is_some()), ("subnet_tags", !settings.subnet_tags.is_empty())];
@@ -97,6 +110,133 @@ fn network(settings: &AwsSettings, at: &impl Fn(&str) -> String, found: &mut Fin
         self::zone(settings, zone, field.clone(), found);
         if settings.zones[..n].contains(zone) {
             found.error(field, format!("{zone} is there twice"), "name each zone once");
+        }
+    }
+}
+
+/// A VPC that quorate makes: nothing else says where machines are, and its parts have room for them.
+fn own_vpc(settings: &AwsSettings, cluster: &Cluster, found: &mut Findings) {
+    let at = |field: &str| cluster.at(&format!("provider.aws.{field}"));
+    let Some(range) = &settings.vpc_cidr else {
+        if settings.internet != Internet::default() {
+            let message = "`internet` is about a VPC that quorate makes, and there is no `vpc_cidr`";
+            found.error(at("internet"), message, "leave it out: the routes of an existing VPC are yours");
+        }
+        return;
+    };
+    let others = [
+        ("vpc", settings.vpc.is_some()),
+        ("subnets", !settings.subnets.is_empty()),
+        ("subnet_tags", !settings.subnet_tags.is_empty()),
+    ];
+    for (field, _) in others.into_iter().filter(|(_, given)| *given) {
+        found.error(
+            at(field),
+            format!("`vpc_cidr` asks for a new VPC, and `{field}` names an existing one"),
+            "leave out one of them",
+        );
+    }
+    let Some(layout) = Layout::of(range) else {
+        found.error(
+            at("vpc_cidr"),
+            format!("quorate makes no VPC of {range}: AWS takes IPv4 from /{LARGEST_VPC} on, and its eight parts must be subnets"),
+            format!("use a range from /{LARGEST_VPC} to /{LONGEST}, such as 10.99.0.0/16"),
+        );
+        return;
+    };
+    if range.address.is_loopback() || range.address.is_multicast() || range.address.is_unspecified() {
+        found.error(
+            at("vpc_cidr"),
+            format!("{range} is no range for machines"),
+            "use a private one, such as 10.99.0.0/16",
+        );
+    }
+    for (n, zone) in settings.zones.iter().enumerate() {
+        let part = layout.subnet(zone);
+        let same = settings.zones[..n].iter().find(|other| *other != zone && layout.subnet(other) == part);
+        match (part, same) {
+            (None, _) => no_letter(zone, at(&format!("zones[{n}]")), found),
+            (Some(part), Some(other)) => found.error(
+                at(&format!("zones[{n}]")),
+                format!("{zone} would have the same part of `vpc_cidr` as {other}, {part}"),
+                "use zones with different letters, or a VPC of yours",
+            ),
+            _ => {}
+        }
+    }
+    let zones = if settings.zones.is_empty() { USED_ZONES } else { settings.zones.len() };
+    let machines = cluster.spec.machines().count();
+    // A member that is replaced has two machines for a while.
+    let needed = 2 * machines.div_ceil(zones);
+    if needed > layout.room() as usize {
+        found.error(
+            at("vpc_cidr"),
+            format!(
+                "each zone gets an eighth of {range}, which has {} addresses besides the {KEPT} that AWS keeps; {machines} machines in \
+                 {} can need {needed} in one",
+                layout.room(),
+                if zones == 1 { String::from("one zone") } else { format!("{zones} zones") },
+            ),
+            "use a larger range, such as a /16, or more zones",
+        );
+    }
+    if settings.internet == Internet::Public && settings.security_groups.is_none() {
+        let limits = cluster.spec.host.as_ref().and_then(|host| host.firewall.clients_from.as_ref());
+        if settings.access == Access::Firewall && limits.is_none() {
+            found.warning(
+                at("vpc_cidr"),
+                "machines have public addresses, and the security group lets clients in from anywhere: only their certificates or \
+                 passwords are in the way",
+                "limit `host.firewall.clients_from`, or use `access: groups` or `internet: nat`",
+            );
+        }
+    }
+}
+
+fn no_letter(zone: &str, at: String, found: &mut Findings) {
+    found.error(
+        at,
+        format!("{zone} does not end with one of the letters {} to {}", LETTERS[0], LETTERS[LETTERS.len() - 1]),
+        "the letter decides which part of `vpc_cidr` a zone has; use other zones, or a VPC of yours",
+    );
+}
+
+/// The address and the zone of a member in a VPC that quorate makes.
+fn own_place(settings: &AwsSettings, member: &MemberSpec, within: impl Fn(&str) -> String, found: &mut Findings) {
+    let layout = settings.vpc_cidr.as_ref().and_then(|range| Some((range, Layout::of(range)?)));
+    let Some((range, layout)) = layout else { return };
+    let zone = section(member).zone.as_ref().filter(|_| settings.zones.is_empty());
+    if let Some(zone) = zone.filter(|zone| layout.subnet(zone).is_none()) {
+        no_letter(zone, within("aws.zone"), found);
+    }
+    let Some(address) = member.address else { return };
+    let at = within("address");
+    let zone_of = |letter: char| settings.zones.iter().find(|zone| zone.ends_with(letter));
+    match (layout.letter(address), &section(member).zone) {
+        (_, Some(zone)) if layout.subnet(zone).is_some_and(|subnet| !subnet.contains(address)) => {
+            let subnet = layout.subnet(zone).map(|subnet| subnet.to_string()).unwrap_or_default();
+            found.error(at, format!("{address} is not in the subnet of {zone}"), format!("that one has {subnet}"));
+        }
+        (None, _) => found.error(
+            at,
+            format!("{address} is not in a subnet for machines of the VPC {range}"),
+            "its first seven eighths are those of the zones a to g",
+        ),
+        (Some(letter), None) if !settings.zones.is_empty() && zone_of(letter).is_none() => found.error(
+            at,
+            format!("{address} is in the part of a zone with the letter {letter}, and `zones` has none"),
+            format!("use an address of {}, or add the zone", settings.zones.join(", ")),
+        ),
+        (Some(letter), _) => {
+            let subnet = layout.subnet(&letter.to_string());
+            if let Some(subnet) = subnet.filter(|subnet| is_reserved(subnet, address)) {
+                let message = format!("AWS keeps {address} for itself");
+                found.error(
+                    at,
+                    message,
+                    format!("the first four addresses of {subnet} and the last one are not given to machines"),
+                );
+            }
         }
     }
 }
@@ -223,6 +363,136 @@ fn iops(settings: &AwsSettings, at: &impl Fn(&str) -> String, found: &mut Findin
     }
 }
 
+/// A load balancer has subnets that lead where it should be reached from.
+fn balancer(settings: &AwsSettings, cluster: &Cluster, found: &mut Findings) {
+    let at = |field: &str| cluster.at(&format!("provider.aws.load_balancer{field}"));
+    let Some(balancer) = &settings.load_balancer else { return };
+    if cluster.spec.kind == Kind::Postgres {
+        found.error(
+            at(""),
+            "the load balancer leads clients to members of etcd, and only one member of PostgreSQL takes writes",
+            "remove it: with `postgres.haproxy` each member leads clients to the primary",
+        );
+    }
+    for (n, id) in balancer.subnets.iter().enumerate() {
+        let field = at(&format!(".subnets[{n}]"));
+        if !is_id("subnet", id) {
+            not_an_id("subnet", id, field.clone(), found);
+        }
+        if balancer.subnets[..n].contains(id) {
+            found.error(field, format!("{id} is there twice"), "name each subnet once");
+        }
+    }
+    if settings.vpc_cidr.is_some() && !balancer.subnets.is_empty() {
+        found.error(
+            at(".subnets"),
+            "the subnets of a VPC that quorate makes do not exist before it",
+            "leave it out: the load balancer is in the subnets of the members",
+        );
+    }
+    if balancer.scheme == Scheme::InternetFacing {
+        if settings.vpc_cidr.is_some() && settings.internet == Internet::Nat {
+            found.error(
+                at(".scheme"),
+                "with `internet: nat` no subnet of the VPC leads to an internet gateway, which a public load balancer needs",
+                "use `internet: public` or `scheme: internal`",
+            );
+        }
+        let limits = cluster.spec.host.as_ref().and_then(|host| host.firewall.clients_from.as_ref());
+        if settings.security_groups.is_none() && settings.access == Access::Firewall && limits.is_none() {
+            found.warning(
+                at(".scheme"),
+                "the load balancer has public addresses and lets clients in from anywhere: only their certificates or passwords are in \
+                 the way",
+                "limit `host.firewall.clients_from`",
+            );
+        }
+    }
+    brought_certificates(cluster, at(""), "the name that AWS gives to the load balancer", found);
+}
+
+/// Clients verify the name that they come by.
+fn brought_certificates(cluster: &Cluster, at: String, name: &str, found: &mut Findings) {
+    if cluster.spec.tls.given.is_some() {
+        found.warning(
+            at,
+            format!("clients verify {name}, and quorate does not sign the members' certificates"),
+            "make sure that the certificates in `tls.given` contain it, or that clients connect by another name",
+        );
+    }
+}
+
+fn dns(settings: &AwsSettings, cluster: &Cluster, found: &mut Findings) {
+    let at = |field: &str| cluster.at(&format!("provider.aws.dns{field}"));
+    let Some(dns) = &settings.dns else { return };
+    if cluster.spec.kind == Kind::Postgres {
+        found.error(
+            at(""),
+            "the names lead clients to members of etcd, and only one member of PostgreSQL takes writes",
+            "remove it, and make records of yours for the machines of `postgres.haproxy`",
+        );
+    }
+    let zone = dns.zone();
+    if !zone.contains('.') || !is_domain(&zone) {
+        found.error(
+            at(".zone"),
+            format!("{:?} is not the name of a hosted zone", dns.zone),
+            "use one such as example.com; `aws route53 list-hosted-zones` lists them, and an id goes into `zone_id`",
+        );
+    }
+    if let Some(id) = dns.zone_id.as_ref().filter(|id| !is_zone_id(id)) {
+        found.error(
+            at(".zone_id"),
+            format!("{id:?} is not the id of a hosted zone"),
+            "ids begin with Z, as `aws route53 list-hosted-zones` shows them after /hostedzone/",
+        );
+    }
+    if let Some(name) = &dns.name {
+        let within = format!(".{zone}");
+        if name.to_lowercase().trim_end_matches('.').ends_with(&within) {
+            let short = &name[..name.trim_end_matches('.').len() - within.len()];
+            let message = format!("{name} has the zone in it, and would become {name}.{zone}");
+            found.error(at(".name"), message, format!("write only what is in front of it: {short}"));
+        } else if !is_domain(&name.to_lowercase()) {
+            found.error(
+                at(".name"),
+                format!("{name:?} is not a name in a zone"),
+                "use letters, digits and hyphens, such as orders, or orders.eu with a dot in between",
+            );
+        }
+    }
+    let longest = cluster.spec.members.iter().map(|member| member.name.as_str().len()).max().unwrap_or_default();
+    let length = dns.full_name(cluster.spec).len() + 1 + longest.max("_etcd-client-ssl._tcp".len());
+    if length > LONGEST_NAME {
+        found.error(
+            at(".name"),
+            format!("names below it would have {length} characters, and DNS allows {LONGEST_NAME}"),
+            "use a shorter one",
+        );
+    }
+    if dns.ttl == 0 || dns.ttl > 86_400 {
+        found.error(
+            at(".ttl"),
+            format!("resolvers should keep addresses for 1 to 86400 seconds, not {}", dns.ttl),
+            "use 60, the default: a member that is replaced has another address",
+        );
+    }
+    brought_certificates(cluster, at(""), &dns.full_name(cluster.spec), found);
+}
+
+/// Labels of DNS, in lower case.
+fn is_domain(text: &str) -> bool {
+    let is_label = |label: &str| {
+        (1..=63).contains(&label.len()) && is_word(label, "-") && !label.starts_with('-') && !label.ends_with('-')
+    };
+    text.split('.').all(is_label)
+}
+
+fn is_zone_id(text: &str) -> bool {
+    let fits = |letter: char| letter.is_ascii_uppercase() || letter.is_ascii_digit();
+    text.starts_with('Z') && (2..=32).contains(&text.len()) && text.chars().all(fits)
+}
+
 fn tags(tags: &BTreeMap<String, String>, at: &impl Fn(&str) -> String, found: &mut Findings) {
     if tags.len() > MOST_TAGS {
         let message = format!("{} tags and quorate's own do not fit on a resource of AWS", tags.len());
@@ -274,7 +544,7 @@ fn member(settings: &AwsSettings, cluster: &Cluster, (entry, member): (&str, &Me
             let message = format!("{address} is not an address of a machine on a network");
             found.error(within("address"), message, "use one of its subnet");
         }
-        _ => {}
+        _ => own_place(settings, member, within, found),
     }
 }
 

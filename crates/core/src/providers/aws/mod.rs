@@ -2,6 +2,8 @@
 //! a spec: they come from where every AWS tool takes them.
 
 mod check;
+mod fixtures;
+mod vpc;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,9 +15,11 @@ use serde::{Deserialize, Serialize};
 use super::access::Access;
 use super::admin::AdminSettings;
 use super::{MachineKind, MemberSpec, Settings};
-use crate::model::{Build, DATA_VOLUME, ZONE};
+use crate::model::{Build, DATA_VOLUME, FixtureWish, ZONE};
 use crate::spec::check::{Cluster, Findings};
-use crate::spec::{Millis, Sha256, Size};
+use crate::spec::{AddressRange, ClusterSpec, Millis, Sha256, Size};
+pub use fixtures::{Dns, LoadBalancer, SCHEME, Scheme};
+pub use vpc::{Layout, USED_ZONES, is_reserved};
 
 pub(super) const TEMPLATE: &str = include_str!("template.yaml");
 /// The part of a build that has the types of an instance.
@@ -42,13 +46,21 @@ pub struct AwsSettings {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
     pub vpc: Option<String>,
+    /// The range of a VPC that quorate makes for this cluster, in place of an existing one, such as `10.99.0.0/16`. It gets a subnet in
+    /// each zone, and is deleted with the cluster.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vpc_cidr: Option<AddressRange>,
+    /// How machines in the VPC that quorate makes reach the Internet.
+    #[serde(default)]
+    pub internet: Internet,
     /// Subnets of one VPC, by id: the only ones that machines are in.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub subnets: Vec<String>,
     /// Tags of the subnets that machines are in.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub subnet_tags: BTreeMap<String, String>,
-    /// The availability zones that members are spread over. When absent, all that there are subnets in.
+    /// The availability zones that members are spread over. When absent, all that there are subnets in; with `vpc_cidr`, the first three
+    /// of the region.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub zones: Vec<String>,
     /// Types of instances. The first is used; each further one when AWS has no capacity for those before it.
@@ -92,6 +104,12 @@ pub struct AwsSettings {
     /// Whether volumes are encrypted.
     #[serde(default = "yes")]
     pub encrypted: bool,
+    /// A Network Load Balancer in front of etcd. When absent, none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub load_balancer: Option<LoadBalancer>,
+    /// A name for the cluster in Route53. When absent, none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dns: Option<Dns>,
     /// Tags for everything that quorate makes, besides its own.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub tags: BTreeMap<String, String>,
@@ -112,6 +130,26 @@ fn yes() -> bool {
 
 fn default_boot_patience() -> Millis {
     Millis(600_000)
+}
+
+/// How machines in a VPC of ours reach the Internet.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Internet {
+    /// Through an internet gateway. Each machine has a public address, behind its security groups.
+    #[default]
+    Public,
+    /// Through one NAT gateway, which costs extra. Nobody outside reaches the machines.
+    Nat,
+}
+
+impl Internet {
+    fn name(self) -> &'static str {
+        match self {
+            Internet::Public => "public",
+            Internet::Nat => "nat",
+        }
+    }
 }
 
 /// The image of instances: by one of these.
@@ -161,6 +199,8 @@ pub enum SeedFormat {
     CloudInit,
     /// By Ignition, as on Flatcar and Fedora CoreOS.
     Ignition,
+    /// By quorate itself, as on images of `quorate image build --ec2`.
+    Quorate,
 }
 
 impl fmt::Display for SeedFormat {
@@ -168,6 +208,7 @@ impl fmt::Display for SeedFormat {
         f.write_str(match self {
             SeedFormat::CloudInit => "cloud-init",
             SeedFormat::Ignition => "Ignition",
+            SeedFormat::Quorate => "quorate",
         })
     }
 }
@@ -287,13 +328,29 @@ impl Settings for AwsSettings {
         ]))
     }
 
+    fn fixtures(&self, cluster: &ClusterSpec) -> Vec<FixtureWish> {
+        self.wished_fixtures(cluster)
+    }
+
+    fn names(&self, cluster: &ClusterSpec, member: &MemberSpec) -> Vec<String> {
+        self.names_of(cluster, member.name.as_str())
+    }
+
+    fn cluster_name(&self, cluster: &ClusterSpec) -> Option<String> {
+        self.dns.as_ref().map(|dns| dns.full_name(cluster))
+    }
+
     fn fixed(&self) -> BTreeMap<String, String> {
         let fixed = [
             ("region", self.region.as_deref().unwrap_or("of the environment")),
             ("endpoint", self.endpoint.as_deref().unwrap_or("of the region")),
             ("vpc", self.vpc.as_deref().unwrap_or("of the subnets")),
         ];
-        fixed.into_iter().map(|(field, value)| (format!("provider.aws.{field}"), value.to_owned())).collect()
+        let fixed = fixed.map(|(field, value)| (field, value.to_owned()));
+        let own = self.vpc_cidr.as_ref().map(|range| range.to_string());
+        let own = [("internet", own.as_ref().map(|_| self.internet.name().to_owned())), ("vpc_cidr", own)];
+        let own = own.map(|(field, value)| (field, value.unwrap_or_else(|| String::from("none"))));
+        fixed.into_iter().chain(own).map(|(field, value)| (format!("provider.aws.{field}"), value)).collect()
     }
 
     fn check(&self, cluster: &Cluster<'_>, found: &mut Findings<'_>) {

@@ -134,7 +134,10 @@ fn disks(settings: &LibvirtSettings, member: &MemberSpec, at: &impl Fn(&str) -> 
     if settings.image.is_none() && section(member).root_volume.is_none() {
         found.error(
             at("root_volume"),
-            format!("`{}` has nothing to boot from: the provider has no `image`, and it no `root_volume`", member.name),
+            format!(
+                "`{}` has nothing to boot from: the provider has no `image`, and the member no `root_volume`",
+                member.name
+            ),
             "give the provider `image: {volume: NAME}`, or each member a volume",
         );
     }
@@ -190,7 +193,7 @@ fn interfaces(settings: &LibvirtSettings, member: &MemberSpec, at: &impl Fn(&str
         if let Attachment::Macvtap(device) = &interface.to
             && (device.len() > LONGEST_DEVICE || device.contains(['/', ' ', '\'']))
         {
-            let message = format!("`{device}` is no name of a network interface");
+            let message = format!("`{device}` is not the name of a network interface");
             found.error(at("macvtap"), message, "`ip link` on the host lists them, such as `eth0` or `ens3`");
         }
     }

@@ -1,7 +1,9 @@
 //! Checks of servers that OpenStack makes: names, addresses and sizes. What only the cloud knows, such as whether an image exists, is
 //! found when servers are made.
 
-use super::{Access, MemberSpec, OpenstackSettings, section};
+use std::net::IpAddr;
+
+use super::{Access, MemberSpec, MorePort, OpenstackSettings, section};
 use crate::spec::check::{Cluster, Findings};
 use crate::spec::{Millis, Size};
 
@@ -41,18 +43,36 @@ pub(super) fn check(settings: &OpenstackSettings, cluster: &Cluster, found: &mut
     if let Some(admin) = &settings.admin {
         admin.check(&at("admin"), found);
     }
-    let mut ports: Vec<&str> = Vec::new();
-    for (at, member) in cluster.spec.entries() {
-        self::member(cluster, (&at, member), found);
-        let Some(port) = section(member).port.as_deref() else { continue };
-        if ports.contains(&port) {
-            found.error(
-                cluster.at(&format!("{at}.openstack.port")),
-                format!("another member has the port {port} too"),
-                "a port belongs to one server: give each member its own",
-            );
+    for (n, port) in settings.more_ports.iter().enumerate() {
+        let at = |field: &str| at(&format!("more_ports[{n}].{field}"));
+        more_port(port, &at, found);
+        if port.is_exclusive() {
+            let field = if port.port.is_some() { "port" } else { "address" };
+            let message = "all members would have it, and only one server can";
+            found.error(at(field), message, "say it in `members[].openstack.more_ports`");
         }
-        ports.push(port);
+    }
+    let mut taken: Vec<(&str, &str)> = Vec::new();
+    for (entry, member) in cluster.spec.entries() {
+        self::member(settings, cluster, (&entry, member), found);
+        let own = section(member);
+        let more = own
+            .more_ports
+            .iter()
+            .enumerate()
+            .filter_map(|(n, more)| Some((format!("more_ports[{n}].port"), "port", more.port.as_deref()?)));
+        let own_port = own.port.as_deref().map(|port| (String::from("port"), "port", port));
+        let floating = own.floating_ip.as_deref().map(|id| (String::from("floating_ip"), "floating IP", id));
+        for (field, what, id) in own_port.into_iter().chain(more).chain(floating) {
+            if taken.contains(&(what, id)) {
+                found.error(
+                    cluster.at(&format!("{entry}.openstack.{field}")),
+                    format!("the {what} {id} is named twice"),
+                    format!("a {what} belongs to one server: give each member its own"),
+                );
+            }
+            taken.push((what, id));
+        }
     }
 }
 
@@ -64,6 +84,7 @@ fn names(settings: &OpenstackSettings, at: &impl Fn(&str) -> String, found: &mut
         ("flavor", Some(&settings.flavor)),
         ("network", Some(&settings.network)),
         ("subnet", settings.subnet.as_ref()),
+        ("floating_network", settings.floating_network.as_ref()),
         ("key_pair", settings.key_pair.as_ref()),
         ("availability_zone", settings.availability_zone.as_ref()),
         ("volume_type", settings.volume_type.as_ref()),
@@ -98,12 +119,16 @@ fn sizes(root: Option<Size>, data: Option<Size>, at: &impl Fn(&str) -> String, f
     }
 }
 
-fn member(cluster: &Cluster, (entry, member): (&str, &MemberSpec), found: &mut Findings) {
+fn member(settings: &OpenstackSettings, cluster: &Cluster, (entry, member): (&str, &MemberSpec), found: &mut Findings) {
     let within = |field: &str| cluster.at(&format!("{entry}.{field}"));
     let at = |field: &str| within(&format!("openstack.{field}"));
     let server = section(member);
     sizes(server.root_size, server.data_size, &at, found);
-    let named = [("flavor", &server.flavor), ("availability_zone", &server.availability_zone)];
+    let named = [
+        ("flavor", &server.flavor),
+        ("availability_zone", &server.availability_zone),
+        ("floating_network", &server.floating_network),
+    ];
     for (field, name) in named.into_iter().filter_map(|(field, name)| Some((field, name.as_ref()?))) {
         if !is_name(name) {
             found.error(at(field), format!("{name:?} is not a name in OpenStack"), "`openstack` lists them");
@@ -116,6 +141,26 @@ fn member(cluster: &Cluster, (entry, member): (&str, &MemberSpec), found: &mut F
             "names of ports are not unique: give its id, as `openstack port list` shows it",
         );
     }
+    for (n, port) in server.more_ports.iter().enumerate() {
+        more_port(port, &|field: &str| at(&format!("more_ports[{n}].{field}")), found);
+    }
+    floating(server, &at, found);
+    if let Some(address) = member.address.filter(IpAddr::is_ipv6)
+        && settings.floating_of(member).is_some()
+    {
+        found.error(
+            within("address"),
+            format!("floating IPs lead to addresses of IPv4, and {address} is one of IPv6"),
+            "leave out `floating_network` and `floating_ip`, or give the member an address of IPv4",
+        );
+    }
+    if member.address.is_none() && server.more_ports.iter().any(MorePort::is_exclusive) {
+        found.error(
+            within("address"),
+            format!("`{}` has a further port that only one server can have, but no address", member.name),
+            "give the member its `address` too: then the old server is deleted before the new one is created",
+        );
+    }
     match member.address {
         None if server.port.is_some() => found.error(
             within("address"),
@@ -125,11 +170,67 @@ fn member(cluster: &Cluster, (entry, member): (&str, &MemberSpec), found: &mut F
             ),
             "give the member the `address` of the port too: then the old server is deleted first",
         ),
-        Some(address) if address.is_unspecified() || address.is_loopback() || address.is_multicast() => {
-            let message = format!("{address} is not an address of a machine on a network");
-            found.error(within("address"), message, "use one of its subnet");
+        Some(address) => self::address(address, within("address"), found),
+        None => {}
+    }
+}
+
+fn address(address: IpAddr, at: String, found: &mut Findings) {
+    if address.is_unspecified() || address.is_loopback() || address.is_multicast() {
+        let message = format!("{address} is not an address of a machine on a network");
+        found.error(at, message, "use one of its subnet");
+    }
+}
+
+fn more_port(port: &MorePort, at: &dyn Fn(&str) -> String, found: &mut Findings) {
+    let named = [("network", &port.network), ("subnet", &port.subnet)];
+    for (field, name) in named.into_iter().filter_map(|(field, name)| Some((field, name.as_ref()?))) {
+        if !is_name(name) {
+            found.error(at(field), format!("{name:?} is not a name in OpenStack"), "`openstack` lists them");
         }
+    }
+    match (&port.network, &port.port) {
+        (None, None) => found.error(
+            at("network"),
+            "a further port needs a network",
+            "name the `network`, or a `port` of yours by id",
+        ),
+        (Some(_), Some(_)) => found.error(
+            at("port"),
+            "a port of yours is on its network already",
+            "leave out `network`, or leave out `port` so that quorate makes one",
+        ),
+        (_, Some(id)) if !is_id(id) => found.error(
+            at("port"),
+            format!("{id:?} is not the id of a port"),
+            "names of ports are not unique: give its id, as `openstack port list` shows it",
+        ),
         _ => {}
+    }
+    if port.port.is_some() && (port.subnet.is_some() || port.address.is_some()) {
+        let field = if port.subnet.is_some() { "subnet" } else { "address" };
+        found.error(at(field), "a port of yours has its address already", format!("leave out `{field}`"));
+    }
+    if let Some(address) = port.address {
+        self::address(address, at("address"), found);
+    }
+}
+
+fn floating(server: &super::ServerSettings, at: &dyn Fn(&str) -> String, found: &mut Findings) {
+    let Some(id) = &server.floating_ip else { return };
+    if !is_id(id) {
+        found.error(
+            at("floating_ip"),
+            format!("{id:?} is not the id of a floating IP"),
+            "give its id, as `openstack floating ip list` shows it",
+        );
+    }
+    if server.floating_network.is_some() {
+        found.error(
+            at("floating_network"),
+            "a floating IP of yours is of its network already",
+            "leave out `floating_network`, or leave out `floating_ip` so that quorate makes one",
+        );
     }
 }
 

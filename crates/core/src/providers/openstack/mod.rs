@@ -5,6 +5,7 @@ mod check;
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::net::IpAddr;
 
 use jiff::SignedDuration;
 use schemars::JsonSchema;
@@ -45,6 +46,13 @@ pub struct OpenstackSettings {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
     pub subnet: Option<String>,
+    /// Further interfaces of each server, in this order; a member may have others. They have no gateway.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub more_ports: Vec<MorePort>,
+    /// When set, each member gets a floating IP of this external network, by name or id; it is deleted with the member.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1))]
+    pub floating_network: Option<String>,
     /// The key pair for cloud-init's default user, by name. When absent, none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
@@ -118,6 +126,50 @@ impl fmt::Display for Spread {
     }
 }
 
+/// A further interface of a server: on a network, or with a port of yours.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct MorePort {
+    /// The network, by name or id; quorate makes the port.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1))]
+    pub network: Option<String>,
+    /// The subnet, by name or id. When absent, the only one of the network that the address fits in.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1))]
+    pub subnet: Option<String>,
+    /// Its address there, for one member alone. When absent, OpenStack chooses.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub address: Option<IpAddr>,
+    /// A port of yours, by id, instead of a network; for one member alone. quorate does not change or delete it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1))]
+    pub port: Option<String>,
+}
+
+impl MorePort {
+    /// Whether no second server can have it at the same time.
+    pub fn is_exclusive(&self) -> bool {
+        self.port.is_some() || self.address.is_some()
+    }
+}
+
+impl fmt::Display for MorePort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let parts = [self.port.clone(), self.network.clone(), self.subnet.clone(), self.address.map(|a| a.to_string())];
+        f.write_str(&parts.into_iter().flatten().collect::<Vec<_>>().join(" "))
+    }
+}
+
+/// Where a member's floating IP comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Floating<'a> {
+    /// quorate makes it, from this external network.
+    Of(&'a str),
+    /// It is the operator's, by id.
+    Given(&'a str),
+}
+
 /// The server of one member.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
@@ -134,6 +186,17 @@ pub struct ServerSettings {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
     pub port: Option<String>,
+    /// Its further interfaces. When empty, those of the provider.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub more_ports: Vec<MorePort>,
+    /// The external network of its floating IP, by name or id. When absent, that of the provider.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1))]
+    pub floating_network: Option<String>,
+    /// A floating IP of yours, by id. quorate leads it to the member's server and does not delete it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1))]
+    pub floating_ip: Option<String>,
     /// The size of its boot volume. When absent, that of the provider.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub root_size: Option<Size>,
@@ -142,8 +205,16 @@ pub struct ServerSettings {
     pub data_size: Option<Size>,
 }
 
-static NO_SECTION: ServerSettings =
-    ServerSettings { flavor: None, availability_zone: None, port: None, root_size: None, data_size: None };
+static NO_SECTION: ServerSettings = ServerSettings {
+    flavor: None,
+    availability_zone: None,
+    port: None,
+    more_ports: Vec::new(),
+    floating_network: None,
+    floating_ip: None,
+    root_size: None,
+    data_size: None,
+};
 
 /// The section of a member; empty where there is none.
 pub fn section(member: &MemberSpec) -> &ServerSettings {
@@ -163,6 +234,17 @@ impl OpenstackSettings {
 
     pub fn zone_of<'a>(&'a self, member: &'a MemberSpec) -> Option<&'a str> {
         section(member).availability_zone.as_deref().or(self.availability_zone.as_deref())
+    }
+
+    pub fn more_ports_of<'a>(&'a self, member: &'a MemberSpec) -> &'a [MorePort] {
+        let own = &section(member).more_ports;
+        if own.is_empty() { &self.more_ports } else { own }
+    }
+
+    pub fn floating_of<'a>(&'a self, member: &'a MemberSpec) -> Option<Floating<'a>> {
+        let own = section(member);
+        let given = own.floating_ip.as_deref().map(Floating::Given);
+        given.or_else(|| own.floating_network.as_deref().or(self.floating_network.as_deref()).map(Floating::Of))
     }
 
     pub fn root_size_of(&self, member: &MemberSpec) -> Option<Size> {
@@ -189,6 +271,7 @@ impl Settings for OpenstackSettings {
 
     fn build(&self, member: &MemberSpec) -> Option<Build> {
         let size = |size: Option<Size>| size.map(|size| size.to_string());
+        let more: Vec<String> = self.more_ports_of(member).iter().map(ToString::to_string).collect();
         let has_volumes = self.root_size_of(member).is_some() || self.data_size_of(member).is_some();
         Some(Build::new([
             ("image", Some(self.image.clone())),
@@ -196,6 +279,7 @@ impl Settings for OpenstackSettings {
             ("availability zone", self.zone_of(member).map(str::to_owned)),
             ("key pair", self.key_pair.clone()),
             ("spread", Some(self.spread.to_string())),
+            ("further ports", Some(more.join(", ")).filter(|more| !more.is_empty())),
             ("boot volume", size(self.root_size_of(member))),
             ("volume type", self.volume_type.clone().filter(|_| has_volumes)),
             (DATA_VOLUME, size(self.data_size_of(member))),

@@ -42,7 +42,7 @@ pub(crate) fn endpoints(endpoints: &[String], at: impl Fn(&str) -> String, found
         if !is_endpoint(endpoint) {
             found.error(
                 at(&format!(".endpoints[{index}]")),
-                format!("`{endpoint}` is no endpoint"),
+                format!("`{endpoint}` is not an endpoint"),
                 "write HOST:PORT, such as `10.0.0.9:2379`; TLS is always spoken",
             );
         }

@@ -46,7 +46,7 @@ fn given_certificates(cluster: &Cluster, given: &GivenCertificates, found: &mut 
     if cluster.spec.tls.ca.is_some() {
         found.error(
             cluster.at("tls.ca"),
-            "`ca` signs certificates, and `given` brings ready ones: only one of them can be",
+            "`ca` signs certificates, and `given` provides existing ones: use only one of them",
             "remove one of them",
         );
     }

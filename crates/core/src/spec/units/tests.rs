@@ -17,7 +17,7 @@ fn units_read_as_documented() {
 #[test]
 fn errors_say_what_was_expected() {
     let error = |result: Result<Size, Malformed>| result.unwrap_err().to_string();
-    assert_eq!(error("8Gib".parse()), "unknown unit `Gib` in `8Gib`; known are GiB, GB, MiB, MB, KiB, KB, B");
+    assert_eq!(error("8Gib".parse()), "unknown unit `Gib` in `8Gib`; use one of GiB, GB, MiB, MB, KiB, KB, B");
     assert_eq!(error("1.5GiB".parse()), "whole numbers only: write 1536MiB for `1.5GiB`");
     assert_eq!(error("0.5GB".parse()), "whole numbers only: write 500MB for `0.5GB`");
     assert_eq!(error("1.3GiB".parse()), "whole numbers only, not `1.3GiB`");

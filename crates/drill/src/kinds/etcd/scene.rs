@@ -52,14 +52,14 @@ impl<'a> EtcdScene<'a> {
         self.site.ledger().is_ok_and(|ledger| ledger.etcd.restore.is_some())
     }
 
-    /// What the restore took back: all after the backup. It counts on so far above that nothing of before comes near.
+    /// What the restore took back: all after the backup. Revisions continue so far above that no earlier one comes near.
     pub(super) fn taken_back(&self) -> Option<TakenBack> {
         let after = self.backed_up.filter(|_| self.is_another_formation())?;
         let room = i64::try_from(MARGIN / 2).unwrap_or(i64::MAX);
         Some(TakenBack { after, until: after.saturating_add(room) })
     }
 
-    /// As the others tell: a learner itself logs nobody in.
+    /// As the others report: a learner itself logs nobody in.
     async fn still_learns(&self, machine: &Machine) -> bool {
         let others = self.site.every_machine().into_iter().filter(|other| other != machine);
         for other in others {
@@ -247,7 +247,7 @@ impl Scene for EtcdScene<'_> {
                     if let (Ok(own), Ok(leading)) = (self.client(machine), self.client(leader))
                         && let Ok(status) = own.status().await
                     {
-                        // Whether it went well, the next look tells.
+                        // The next look shows whether it succeeded.
                         let _ = leading.move_leader(status.member_id).await;
                     }
                 }

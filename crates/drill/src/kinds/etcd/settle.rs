@@ -80,7 +80,7 @@ async fn first_answer<T>(
     Err(last)
 }
 
-/// Hashes tell only at the same revision, and when all have compacted to the same.
+/// Hashes can be compared only at the same revision, and when all have compacted to the same.
 async fn hashes(clients: &[(String, Client)]) -> Result<String, String> {
     let mut revisions = Vec::new();
     for (member, client) in clients {

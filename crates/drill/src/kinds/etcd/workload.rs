@@ -151,7 +151,7 @@ impl Shared {
     }
 
     /// Writes once more, waits until every watch has shown that, and reads what is there through every endpoint. Where that cannot
-    /// be written, the history ends without it, and tells by that.
+    /// be written, the history ends without it, which shows that.
     async fn end(
         &self,
         load: Load,

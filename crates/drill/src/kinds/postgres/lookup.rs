@@ -39,7 +39,7 @@ impl Lookup {
     }
 }
 
-/// What `quorate env` tells libpq.
+/// What `quorate env` sets for libpq.
 pub(super) async fn access(site: &Site, ledger: &Ledger) -> Result<Access, DrillError> {
     let variables = clients::environment(&site.home, ledger, None, None).await?;
     let text = |name: &str| variables.get(name).cloned().unwrap_or_default();

@@ -9,6 +9,14 @@ use roxmltree::{Document, Node};
 pub const REGION: &str = "eu-west-2";
 pub const ZONES: [&str; 2] = ["eu-west-2a", "eu-west-2b"];
 
+/// By which moto knows a call of Elastic Load Balancing.
+pub const BALANCING: (&str, &str) = ("Version", "2015-12-01");
+
+/// What moto looks at to find the service.
+pub fn scope(service: &str) -> String {
+    format!("AWS4-HMAC-SHA256 Credential=lab/20260101/{REGION}/{service}/aws4_request, SignedHeaders=host, Signature=0")
+}
+
 /// Where moto's server is.
 pub fn server() -> String {
     std::env::var(super::SERVER).expect("the lab says where its server is")
@@ -114,10 +122,8 @@ impl Api {
         if get(fields, "Version").is_none() {
             all.push((String::from("Version"), String::from("2016-11-15")));
         }
-        let scope = format!(
-            "AWS4-HMAC-SHA256 Credential=lab/20260101/{REGION}/ec2/aws4_request, SignedHeaders=host, Signature=0"
-        );
-        let request = self.client.post(format!("{}/", server())).header("authorization", scope);
+        let service = if get(fields, "Version") == Some(BALANCING.1) { "elasticloadbalancing" } else { "ec2" };
+        let request = self.client.post(format!("{}/", server())).header("authorization", scope(service));
         let request = request.header("content-type", "application/x-www-form-urlencoded").body(encode(&all));
         let answer = request.send().await.expect("moto's server");
         let (status, text) = (answer.status().as_u16(), answer.text().await.expect("an answer"));
@@ -157,10 +163,7 @@ impl Api {
     /// A parameter of Systems Manager.
     pub async fn put_parameter(&self, name: &str, value: &str) {
         let body = serde_json::json!({ "Name": name, "Value": value, "Type": "String" }).to_string();
-        let scope = format!(
-            "AWS4-HMAC-SHA256 Credential=lab/20260101/{REGION}/ssm/aws4_request, SignedHeaders=host, Signature=0"
-        );
-        let request = self.client.post(format!("{}/", server())).header("authorization", scope).body(body);
+        let request = self.client.post(format!("{}/", server())).header("authorization", scope("ssm")).body(body);
         let request = request.header("x-amz-target", "AmazonSSM.PutParameter");
         let answer = request.header("content-type", "application/x-amz-json-1.1").send().await.expect("moto's server");
         assert!(answer.status().is_success(), "{answer:?}");
@@ -205,14 +208,67 @@ impl Api {
             ("DescribeNetworkInterfaces", "networkInterfaceSet", "networkInterfaceId"),
             ("DescribeVolumes", "volumeSet", "volumeId"),
             ("DescribeSecurityGroups", "securityGroupInfo", "groupId"),
+            ("DescribeVpcs", "vpcSet", "vpcId"),
+            ("DescribeSubnets", "subnetSet", "subnetId"),
+            ("DescribeInternetGateways", "internetGatewaySet", "internetGatewayId"),
+            ("DescribeRouteTables", "routeTableSet", "routeTableId"),
+            ("DescribeNatGateways", "natGatewaySet", "natGatewayId"),
+            ("DescribeAddresses", "addressesSet", "allocationId"),
         ];
         let mut all: Vec<(&str, String)> =
             self.instances().await.into_iter().map(|instance| ("instanceId", instance)).collect();
         for (action, set, id) in lists {
             all.extend(items(&self.call(action, []).await, set).into_iter().map(|item| (id, item)));
         }
+        for (action, set, id) in [
+            ("DescribeLoadBalancers", "LoadBalancers", "LoadBalancerArn"),
+            ("DescribeTargetGroups", "TargetGroups", "TargetGroupArn"),
+        ] {
+            all.extend(items(&self.call(action, [BALANCING]).await, set).into_iter().map(|item| (id, item)));
+        }
+        // AWS lists it for an hour.
+        all.retain(|(id, item)| *id != "natGatewayId" || one(item, "state") != "deleted");
         let is_ours = |(_, item): &&(&str, String)| words.iter().any(|word| item.contains(word));
         all.iter().filter(is_ours).map(|(id, item)| format!("{id} {}", one(item, id))).collect()
+    }
+
+    /// A request of Route53, below its version.
+    pub async fn route53(&self, path: &str, body: String) -> String {
+        let url = format!("{}/2013-04-01/{path}", server());
+        let request = if body.is_empty() { self.client.get(url) } else { self.client.post(url).body(body) };
+        let answer = request.header("authorization", scope("route53")).send().await.expect("moto's server");
+        let (status, text) = (answer.status(), answer.text().await.expect("an answer"));
+        assert!(status.is_success(), "{path}: {status} {text}");
+        text
+    }
+
+    /// The id of a new hosted zone.
+    pub async fn zone(&self, name: &str) -> String {
+        let caller = quorate_pki::random_hex(8);
+        let body = format!(
+            "<CreateHostedZoneRequest><Name>{name}.</Name><CallerReference>{caller}</CallerReference></CreateHostedZoneRequest>"
+        );
+        one(&self.route53("hostedzone", body).await, "Id").trim_start_matches("/hostedzone/").to_owned()
+    }
+
+    /// The records of a zone but for its own, each as `TYPE NAME VALUES`.
+    pub async fn records(&self, zone: &str) -> BTreeSet<String> {
+        let all = items(&self.route53(&format!("hostedzone/{zone}/rrset"), String::new()).await, "ResourceRecordSets");
+        let shown = |record: &String| {
+            let values = texts(record, "Value").into_iter().chain(texts(record, "DNSName")).collect::<Vec<_>>();
+            format!("{} {} {}", one(record, "Type"), one(record, "Name"), values.join(","))
+        };
+        all.iter().map(shown).filter(|record| !record.starts_with("NS ") && !record.starts_with("SOA ")).collect()
+    }
+
+    /// Somebody changes a record.
+    pub async fn change_record(&self, zone: &str, action: &str, kind: &str, name: &str, value: &str) {
+        let body = format!(
+            "<ChangeResourceRecordSetsRequest><ChangeBatch><Changes><Change><Action>{action}</Action><ResourceRecordSet><Name>{name}.</Name>\
+             <Type>{kind}</Type><TTL>60</TTL><ResourceRecords><ResourceRecord><Value>{value}</Value></ResourceRecord></ResourceRecords>\
+             </ResourceRecordSet></Change></Changes></ChangeBatch></ChangeResourceRecordSetsRequest>"
+        );
+        self.route53(&format!("hostedzone/{zone}/rrset/"), body).await;
     }
 
     pub async fn plant(&self, name: &str, subnet: &str, address: IpAddr) -> String {

@@ -14,7 +14,7 @@ use super::{Api, Place};
 use crate::suite::{Enrolment, Ground, runtime};
 
 /// Faults that pass: the run succeeds.
-const PASSING: [(&str, Fault); 6] = [
+pub const PASSING: [(&str, Fault); 6] = [
     ("throttling", Fault::Error(503, "RequestLimitExceeded")),
     ("an_internal_error", Fault::Error(500, "InternalError")),
     ("unavailability", Fault::Error(503, "Unavailable")),

@@ -9,12 +9,16 @@ use std::sync::{Arc, Mutex};
 use base64::Engine;
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
+use hyper::http::request::Parts;
 use hyper::service::service_fn;
-use hyper::{HeaderMap, Request, Response};
+use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
+use quorate_core::spec::AddressRange;
 use roxmltree::{Document, Node};
 
-use super::cloud::{Api, Fields, client, decode, encode, fields, get, items, numbered, one, server, texts};
+use super::balancing::Balancing;
+use super::cloud::{Api, BALANCING, Fields, client, decode, encode, fields, get, items, numbered, one, server, texts};
+use super::names;
 
 /// What is done to a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -27,8 +31,28 @@ pub enum Fault {
     DoneBut(u16, &'static str),
 }
 
+/// Calls that make something, with its id; and lists of such things.
+const NEW: [(&str, &str); 7] = [
+    ("CreateLoadBalancer", "LoadBalancerArn"),
+    ("CreateTargetGroup", "TargetGroupArn"),
+    ("RunInstances", "instanceId"),
+    ("CreateVpc", "vpcId"),
+    ("CreateSubnet", "subnetId"),
+    ("CreateInternetGateway", "internetGatewayId"),
+    ("CreateNatGateway", "natGatewayId"),
+];
+const LISTED: [(&str, &str); 7] = [
+    ("DescribeLoadBalancers", "LoadBalancers"),
+    ("DescribeTargetGroups", "TargetGroups"),
+    ("DescribeInstances", "reservationSet"),
+    ("DescribeVpcs", "vpcSet"),
+    ("DescribeSubnets", "subnetSet"),
+    ("DescribeInternetGateways", "internetGatewaySet"),
+    ("DescribeNatGateways", "natGatewaySet"),
+];
+
 type Judge = dyn Fn(&Fields) -> Option<Fault> + Send + Sync;
-type Answer = (u16, String);
+pub type Answer = (u16, String);
 
 /// A request as it was sent.
 #[derive(Clone, Debug, Default)]
@@ -47,16 +71,21 @@ impl Sent {
 pub struct Proxy {
     judge: Arc<Judge>,
     pub seen: Arc<Mutex<Vec<Sent>>>,
-    /// In how many answers a new instance is missing.
+    /// In how many answers something new is missing, and a NAT gateway is not ready.
     pub lag: u32,
     /// Client tokens with what was asked and answered.
     tokens: Mutex<BTreeMap<(String, String), (String, Answer)>>,
     hidden: Mutex<BTreeMap<String, u32>>,
+    balancing: Balancing,
 }
 
-fn error(status: u16, code: &str, message: &str) -> Answer {
+pub fn error(status: u16, code: &str, message: &str) -> Answer {
     let error = format!("<Error><Code>{code}</Code><Message>{message}</Message></Error>");
     (status, format!("<Response><Errors>{error}</Errors><RequestID>lab</RequestID></Response>"))
+}
+
+fn in_use() -> Answer {
+    error(400, "DependencyViolation", "resource has a dependent object")
 }
 
 impl Proxy {
@@ -67,6 +96,7 @@ impl Proxy {
             lag: 2,
             tokens: Mutex::default(),
             hidden: Mutex::default(),
+            balancing: Balancing::default(),
         }
     }
 
@@ -76,7 +106,7 @@ impl Proxy {
         let counted = left.clone();
         let proxy = Proxy::new(move |fields| {
             let action = get(fields, "Action").unwrap_or_default();
-            let reads = action.starts_with("Describe") || action.starts_with("Get");
+            let reads = ["Describe", "Get", "List"].iter().any(|word| action.starts_with(word));
             (!reads && counted.fetch_sub(1, Ordering::SeqCst) <= 0).then_some(Fault::Error(500, "InternalError"))
         });
         (proxy, left)
@@ -114,9 +144,11 @@ impl Proxy {
             Ok(Response::builder().status(status).body(Full::new(Bytes::from(text))).expect("an answer"))
         };
         if parts.headers.contains_key("x-amz-target") {
-            return answer(relay(&parts.headers, body).await);
+            return answer(relay(&parts, body).await);
         }
-        let fields = decode(&body);
+        let is_rest = parts.uri.path().starts_with(names::BELOW);
+        let fields = if is_rest { names::fields(&parts) } else { decode(&body) };
+        let bytes = body.clone();
         let pair = |name: &hyper::header::HeaderName, value: &hyper::header::HeaderValue| {
             (name.to_string(), value.to_str().unwrap_or_default().to_owned())
         };
@@ -130,14 +162,24 @@ impl Proxy {
         match (self.judge)(&fields) {
             Some(Fault::Error(status, code)) => answer(error(status, code, "spoiled by the lab")),
             Some(Fault::Cut) => {
-                self.carry_out(&fields).await;
+                self.obey(&parts, bytes, &fields).await;
                 Err(std::io::Error::other("cut by the lab"))
             }
             Some(Fault::DoneBut(status, code)) => {
-                self.carry_out(&fields).await;
+                self.obey(&parts, bytes, &fields).await;
                 answer(error(status, code, "spoiled by the lab"))
             }
-            None => answer(self.carry_out(&fields).await),
+            None => answer(self.obey(&parts, bytes, &fields).await),
+        }
+    }
+
+    async fn obey(&self, parts: &Parts, body: Bytes, fields: &Fields) -> Answer {
+        if !parts.uri.path().starts_with(names::BELOW) {
+            return self.carry_out(fields).await;
+        }
+        match names::refusal(parts.uri.path(), &body).await {
+            Some(refused) => refused,
+            None => relay(parts, body).await,
         }
     }
 
@@ -157,6 +199,9 @@ impl Proxy {
         if let Some(refused) = refusal(&api, &action, asked).await {
             return refused;
         }
+        if let Some(refused) = self.balancing.refusal(&api, &action, asked, self.lag).await {
+            return refused;
+        }
         let mut passed = asked.clone();
         // moto knows the filter by client token as little as the token; and pages are as small as AWS allows.
         passed.retain(|(name, _)| name != "ClientToken");
@@ -165,12 +210,13 @@ impl Proxy {
             complete(&api, &mut passed).await;
         }
         let mut answer = api.ask(&passed).await;
-        if answer.0 == 200 && action == "RunInstances" {
+        if let Some((_, id)) = NEW.iter().find(|(known, _)| answer.0 == 200 && *known == action) {
             let mut hidden = self.hidden.lock().expect("a list");
-            hidden.extend(texts(&answer.1, "instanceId").into_iter().map(|id| (id, self.lag)));
+            hidden.extend(texts(&answer.1, id).into_iter().map(|id| (id, self.lag)));
         }
-        if answer.0 == 200 && action == "DescribeInstances" {
-            answer = self.hide(asked, answer);
+        answer = self.balancing.as_aws_says(&action, answer);
+        if let Some((_, set)) = LISTED.iter().find(|(known, _)| answer.0 == 200 && *known == action) {
+            answer = self.hide(asked, answer, set);
         }
         if let Some(key) = key.filter(|_| answer.0 == 200) {
             self.tokens.lock().expect("tokens").insert(key, (same, answer.clone()));
@@ -178,8 +224,8 @@ impl Proxy {
         answer
     }
 
-    /// Instances that were just made are not listed yet.
-    fn hide(&self, asked: &Fields, (status, text): Answer) -> Answer {
+    /// What was just made is not listed yet. A NAT gateway is, and is not ready.
+    fn hide(&self, asked: &Fields, (status, text): Answer, set: &str) -> Answer {
         let mut hidden = self.hidden.lock().expect("a list");
         let new: Vec<String> = hidden.keys().filter(|id| text.contains(id.as_str())).cloned().collect();
         if new.is_empty() {
@@ -195,9 +241,12 @@ impl Proxy {
         if numbered(asked, "InstanceId").iter().any(|id| new.contains(id)) {
             return error(400, "InvalidInstanceID.NotFound", "The instance ID does not exist");
         }
+        if set == "natGatewaySet" {
+            return (status, text.replace("<state>available</state>", "<state>pending</state>"));
+        }
         let document = Document::parse(&text).expect("XML");
         let is_new = |node: &Node<'_, '_>| new.iter().any(|id| text[node.range()].contains(id.as_str()));
-        let lists = document.descendants().filter(|node| node.tag_name().name() == "reservationSet");
+        let lists = document.descendants().filter(|node| node.tag_name().name() == set);
         let found = lists.flat_map(|list| list.children().filter(is_new).collect::<Vec<_>>());
         let mut ranges: Vec<_> = found.map(|node| node.range()).collect();
         ranges.reverse();
@@ -208,9 +257,10 @@ impl Proxy {
 }
 
 /// Passes a request of another service on as it is.
-async fn relay(headers: &HeaderMap, body: Bytes) -> Answer {
-    let mut passed = client().post(format!("{}/", server())).body(body);
-    for (name, value) in headers.iter().filter(|(name, _)| *name != "host" && *name != "content-length") {
+async fn relay(parts: &Parts, body: Bytes) -> Answer {
+    let place = parts.uri.path_and_query().map_or("/", |place| place.as_str());
+    let mut passed = client().request(parts.method.clone(), format!("{}{place}", server())).body(body);
+    for (name, value) in parts.headers.iter().filter(|(name, _)| *name != "host" && *name != "content-length") {
         passed = passed.header(name, value);
     }
     let real = passed.send().await.expect("moto's server");
@@ -256,8 +306,8 @@ async fn refusal(api: &Api, action: &str, asked: &Fields) -> Option<Answer> {
             };
             let taken = all.iter().find(is_there).map(|_| error(400, "InvalidIPAddress.InUse", "Address is in use."));
             let subnet = api.call("DescribeSubnets", [("SubnetId.1", asks("SubnetId"))]).await;
-            let range = one(&subnet, "cidrBlock").replace(".0/24", ".");
-            let outside = !wanted.starts_with(&range);
+            let range: AddressRange = one(&subnet, "cidrBlock").parse().expect("a range");
+            let outside = !range.contains(wanted.parse().expect("an address"));
             taken.or_else(|| {
                 outside.then(|| error(400, "InvalidParameterValue", "Address does not fall within the subnet"))
             })
@@ -276,13 +326,45 @@ async fn refusal(api: &Api, action: &str, asked: &Fields) -> Option<Answer> {
             let is_used = interface(api, asks("NetworkInterfaceId")).await?.contains("<instanceId>");
             is_used.then(|| error(400, "InvalidParameterValue", "Network interface is currently in use."))
         }
+        // Those of these are shorter than of other lists, or do not come in pages.
+        "DescribeRouteTables" | "DescribeAddresses" | "DescribeAvailabilityZones"
+            if get(asked, "MaxResults").is_some() =>
+        {
+            Some(error(400, "UnknownParameter", "The parameter MaxResults is not recognized"))
+        }
+        "DeleteSubnet" => {
+            let interfaces = api.call("DescribeNetworkInterfaces", []).await;
+            let balancers = api.call("DescribeLoadBalancers", [BALANCING]).await;
+            let used = texts(&interfaces, "subnetId").into_iter().chain(texts(&balancers, "SubnetId"));
+            used.into_iter().any(|id| id == asks("SubnetId")).then(in_use)
+        }
+        "DetachInternetGateway" => {
+            let nats = items(&api.call("DescribeNatGateways", []).await, "natGatewaySet");
+            let is_there = |nat: &String| one(nat, "vpcId") == asks("VpcId") && one(nat, "state") != "deleted";
+            nats.iter().any(is_there).then(in_use)
+        }
+        "DeleteVpc" => {
+            let gateways = api.call("DescribeInternetGateways", []).await;
+            let groups = items(&api.call("DescribeSecurityGroups", []).await, "securityGroupInfo");
+            let is_there =
+                |group: &String| one(group, "vpcId") == asks("VpcId") && one(group, "groupName") != "default";
+            let is_used = gateways.contains(asks("VpcId")) || groups.iter().any(is_there);
+            is_used.then(in_use)
+        }
+        "ReleaseAddress" => {
+            let addresses = items(&api.call("DescribeAddresses", []).await, "addressesSet");
+            let its =
+                addresses.iter().find(|one| texts(one, "allocationId").contains(&asks("AllocationId").to_owned()));
+            its?.contains("<associationId>").then(|| error(400, "InvalidIPAddress.InUse", "The address is in use"))
+        }
         "DeleteSecurityGroup" => {
             let id = asks("GroupId");
             let interfaces = items(&api.call("DescribeNetworkInterfaces", []).await, "networkInterfaceSet");
             let groups = items(&api.call("DescribeSecurityGroups", []).await, "securityGroupInfo");
             let others = groups.iter().filter(|group| one(group, "groupId") != id);
-            let is_used = interfaces.iter().chain(others).any(|one| one.contains(id));
-            is_used.then(|| error(400, "DependencyViolation", "resource has a dependent object"))
+            let balancers = items(&api.call("DescribeLoadBalancers", [BALANCING]).await, "LoadBalancers");
+            let is_used = interfaces.iter().chain(others).chain(&balancers).any(|one| one.contains(id));
+            is_used.then(in_use)
         }
         _ => None,
     }

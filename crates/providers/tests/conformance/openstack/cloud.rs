@@ -98,6 +98,14 @@ impl Api {
         self.call(Method::POST, service, path, Some(body)).await
     }
 
+    /// The bytes of an image.
+    pub async fn put_file(&self, image: &str, content: &'static [u8]) {
+        let request = self.client.put(self.url("image", &format!("/images/{image}/file")));
+        let request = request.header("X-Auth-Token", &self.token).header("Content-Type", "application/octet-stream");
+        let answer = request.body(content).send().await.expect("an answer");
+        assert!(answer.status().is_success(), "{}", answer.status());
+    }
+
     pub async fn items(&self, service: &str, path: &str, field: &str) -> Vec<Value> {
         self.get(service, path).await[field].as_array().cloned().unwrap_or_else(|| panic!("no {field}"))
     }

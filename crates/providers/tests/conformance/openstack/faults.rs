@@ -7,6 +7,7 @@ use std::sync::Mutex;
 use hyper::Method;
 use libtest_mimic::Trial;
 use quorate_core::model::{MachineId, PowerState};
+use quorate_core::providers::openstack::OpenstackSettings;
 use quorate_providers::{Data, Provider};
 
 use super::cloud::{Fault, Proxy};
@@ -56,15 +57,18 @@ async fn every_call_fails_once(fault: Fault) {
     let proxy =
         Proxy::new(move |method, path| spoiled.lock().expect("a set").insert(kind(method, path)).then_some(fault));
     let calls = proxy.seen.clone();
-    let provider = place.through(proxy).await;
+    let path = place.directory.path().join("faults.yaml");
+    proxy.serve(&path).await;
+    let settings = OpenstackSettings { floating_network: Some(String::from("public")), ..place.settings() };
+    let provider = place.openstack(&place.cluster_id, &settings, &path);
     let (enrolment, id) = (Enrolment::new(), MachineId::new(&"etcd-1".into(), 1));
     let new = enrolment.machine("etcd-1", id.clone(), place.pinned("etcd-1"), Data::Goes, 1);
     provider.admit(1).await.expect("admitted");
     provider.create(&new).await.expect("a machine");
     let there = place.inventory().await;
     let count = |kind: &str| there.iter().filter(|item| item.starts_with(kind)).count();
-    let counts = ["servers ", "ports ", "volumes ", "server_groups ", "security_groups "].map(count);
-    assert_eq!(counts, [1; 5], "{there:?}");
+    let kinds = ["servers ", "ports ", "volumes ", "server_groups ", "security_groups ", "floatingips "];
+    assert_eq!(kinds.map(count), [1, 2, 1, 1, 1, 1], "{there:?}");
     provider.stop(&id).await.expect("stopped");
     provider.start(&id).await.expect("started");
     let seen = provider.machines().await.expect("a look").found;

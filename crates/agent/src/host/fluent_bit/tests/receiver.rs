@@ -138,7 +138,7 @@ fn items(stream: &mut impl Read) -> Result<Vec<Vec<u8>>, String> {
     Ok(leaves)
 }
 
-/// Reads one thing, and tells how many follow that belong to it.
+/// Reads one item, and returns how many follow that belong to it.
 fn read_one(stream: &mut impl Read, leaves: &mut Vec<Vec<u8>>) -> std::io::Result<usize> {
     let kind = number(stream, 1)?;
     let length = match kind {

@@ -58,7 +58,7 @@ async fn download(url: &str, to: &Path) -> Result<String, BinaryError> {
         }
         None => tokio::time::timeout(WHOLE, stream(url, to))
             .await
-            .map_err(|_| failed(format!("no end within {} s", WHOLE.as_secs())))?,
+            .map_err(|_| failed(format!("not finished within {} s", WHOLE.as_secs())))?,
     };
     written.map_err(|error| failed(error.to_string()))
 }

@@ -10,10 +10,6 @@ use crate::kinds::etcd::staging;
 use crate::layout::Layout;
 use crate::{AgentError, blocking, upload};
 
-/// etcd puts a SHA-256 behind a database whose length is a multiple of 512, and so do its tools tell it.
-const CHECKSUM: u64 = 32;
-const SECTOR: u64 = 512;
-
 /// A link to the snapshot in the place of work, so that nobody takes it away meanwhile.
 pub(super) async fn database(
     layout: &Layout,
@@ -31,28 +27,29 @@ async fn linked(layout: &Layout, place: &Place, sha256: &str) -> Result<Database
     blocking(move || {
         let staged = staging::look(&layout)?;
         if staged.as_ref().is_none_or(|staged| staged.sha256 != wanted) {
-            let found = staged.map_or(String::from("none"), |staged| format!("that with SHA-256 {}", staged.sha256));
-            return Err(Refusal::NotAsExpected { expected: format!("the snapshot with SHA-256 {wanted}"), found });
+            let found = staged.map_or(String::from("none"), |staged| format!("that with checksum {}", staged.sha256));
+            return Err(Refusal::NotAsExpected { expected: format!("the snapshot with checksum {wanted}"), found });
         }
         let file = staging::file(&layout, &wanted);
         fs::hard_link(&file, &path).map_err(AgentError::file("link", &file))?;
-        let bytes = fs::metadata(&path).map_err(AgentError::file("look at", &path))?.len();
-        Ok(Database { path, has_checksum: bytes % SECTOR == CHECKSUM, revision: None })
+        Ok(Database { path, has_checksum: true, revision: None })
     })
     .await
 }
 
-/// Compares its bytes once more: disks forget, and one damaged member is not found until the others are gone.
-pub(super) async fn compare(layout: &Layout, path: PathBuf, wanted: &str) -> Result<(), Refusal> {
-    let (layout, wanted) = (layout.clone(), wanted.to_owned());
+/// Says so where the bytes have changed since they came: etcd's tool, which compares them with their checksum, fails on that, but its message
+/// does not say what to do.
+pub(super) async fn refuse_damaged(layout: &Layout, path: PathBuf, checksum: &str) -> Result<(), Refusal> {
+    let (layout, checksum) = (layout.clone(), checksum.to_owned());
     blocking(move || {
-        let (found, _) = upload::file_digest(&path).map_err(AgentError::file("read", &path))?;
-        if found == wanted {
+        if upload::ends_with_own_checksum(&path, &checksum).map_err(AgentError::file("read", &path))? {
             return Ok(());
         }
         staging::clear(&layout)?;
-        let why = format!("the staged snapshot was damaged on disk: its SHA-256 is {found}, expected {wanted}");
-        Err(Refusal::Failed { why: format!("{why}; it was removed and must be sent again") })
+        let why = format!("the staged snapshot does not agree with its checksum {checksum} any more");
+        Err(Refusal::Failed {
+            why: format!("{why}; it was damaged on disk and has been removed, and must be sent again"),
+        })
     })
     .await
 }

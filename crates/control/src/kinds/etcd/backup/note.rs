@@ -173,7 +173,7 @@ pub fn standing(ledger: &Ledger, now: Timestamp) -> Option<BackupStatus> {
             let age = now.duration_since(begun(newest));
             if is_late(age, settings.schedule.0) {
                 problems.push(format!(
-                    "the newest backup, {}, is {} old, and the schedule wants one every {}",
+                    "the newest backup, {}, is {} old, and the schedule requires one every {}",
                     newest.id,
                     in_words(age),
                     settings.schedule
@@ -262,7 +262,7 @@ mod tests {
         let old = noted("one", "2026-11-14T05:00:00Z", true);
         let told =
             problems(Some(BackupRecord { verified: Some(old.clone()), newest: old.clone(), forged: Vec::new() }));
-        assert_eq!(told, ["the newest backup, one, is 7 hours old, and the schedule wants one every 6h"]);
+        assert_eq!(told, ["the newest backup, one, is 7 hours old, and the schedule requires one every 6h"]);
         let newest = noted("two", "2026-11-14T11:00:00Z", false);
         let told = problems(Some(BackupRecord { verified: Some(old), newest: newest.clone(), forged: Vec::new() }));
         assert_eq!(
@@ -278,7 +278,8 @@ mod tests {
         let recorded = noted("20261114T050000Z-0123abcd", "2026-11-14T11:59:58Z", true);
         let told =
             problems(Some(BackupRecord { verified: Some(recorded.clone()), newest: recorded, forged: Vec::new() }));
-        let late = "the newest backup, 20261114T050000Z-0123abcd, is 7 hours old, and the schedule wants one every 6h";
+        let late =
+            "the newest backup, 20261114T050000Z-0123abcd, is 7 hours old, and the schedule requires one every 6h";
         assert_eq!(told, [late]);
         let young = noted("20261114T070000Z-0123abcd", "2026-11-14T11:59:58Z", true);
         assert!(

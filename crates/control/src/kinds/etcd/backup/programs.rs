@@ -13,7 +13,7 @@ use crate::home::Home;
 use crate::run::controller::arch;
 
 /// Of this very version; where the spec does not lead to it, of the spec's, if both are of one minor; else as for a spec that names no
-/// source: data of before an upgrade wants the programs of then.
+/// source: data from before an upgrade needs the programs of that version.
 pub(super) async fn programs(home: &Home, spec: &ClusterSpec, version: &str) -> Result<Programs, BackupError> {
     let failed = |source| BackupError::Programs { version: version.to_owned(), source };
     let wanted: Version = match version.parse() {

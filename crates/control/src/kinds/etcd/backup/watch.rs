@@ -214,7 +214,7 @@ impl Watch<'_> {
         }
     }
 
-    /// Proves, copies and notes a full backup, and tells of it. Whatever of that fails does not keep anyone from recording on top.
+    /// Verifies, copies and records a full backup, and reports it. If any of that fails, recording on top continues.
     async fn finish(&self, taken: Taken) {
         let Manifest { id, stored_bytes, from_member, revision, .. } = taken.manifest.clone();
         self.say(&format!("full backup {id} is taken from {from_member}: revision {revision}, {stored_bytes} bytes"));

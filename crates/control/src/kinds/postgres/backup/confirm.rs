@@ -1,5 +1,6 @@
 //! Whether the store still has the verified backup that the ledger notes.
 
+use quorate_backup::postgres;
 use quorate_core::model::{BackupNote, Ledger};
 use quorate_core::text::with_causes;
 
@@ -7,7 +8,8 @@ use super::{catalog_of, is_what_was_taken};
 use crate::kinds::etcd::backup::signing::trust_of;
 use crate::kinds::etcd::backup::{BackupError, Confirmed, Which, open_store};
 
-/// Asks the store: the ledger remembers what was there once. The backup must be signed, verified, and have the list of files that was signed.
+/// Asks the store: the ledger remembers what was there once. The backup must be signed, verified, have the list of files that was signed, and all
+/// files that it had then.
 pub async fn confirm(ledger: &Ledger) -> Confirmed {
     let Some(note) = ledger.backups.as_ref().and_then(|backups| backups.verified.as_ref()) else {
         return Confirmed { verified: None, why_not: None };
@@ -34,6 +36,16 @@ async fn is_missing(ledger: &Ledger, BackupNote { id, .. }: &BackupNote) -> Resu
     if listed.manifest.verified_at().is_none() {
         return Ok(Some(format!("the last verification of backup {id} in {place} failed")));
     }
-    let found = is_what_was_taken(&store, cluster, &listed.manifest).await?;
-    Ok(found.err().map(|damage| format!("the verified backup {id} in {place} is damaged since: {damage}")))
+    if let Err(damage) = is_what_was_taken(&store, cluster, &listed.manifest).await? {
+        return Ok(Some(format!("the verified backup {id} in {place} is damaged since: {damage}")));
+    }
+    let verified = listed.manifest.verified.last().and_then(|last| last.files_sha256.as_ref());
+    let Some(verified) = verified else { return Ok(None) };
+    let differs = postgres::files_digest(&store, &catalog, &listed.manifest).await? != *verified;
+    Ok(differs.then(|| {
+        format!(
+            "files of the verified backup {id} in {place} are missing, or have another size than when it was verified; `quorate backup verify \
+             {cluster}` looks again"
+        )
+    }))
 }

@@ -135,7 +135,7 @@ impl<'a> Members<'a> {
 
     /// An agent answers with the outcome of something else.
     pub(super) fn misunderstood(&self) -> BackupError {
-        let why = String::from("its agent answers with something else");
+        let why = String::from("its agent gives an unexpected answer");
         BackupError::Job { member: self.sources.primary.to_string(), what: "do what it was asked for", why }
     }
 }

@@ -220,6 +220,8 @@ impl Backups<'_> {
         let catalog = self.catalog(store).await?;
         let listed = find(&catalog, label, cluster)?;
         let on_member = members.workshop().to_string();
+        // Before it is read: what is lost afterwards was there then.
+        let files = postgres::files_digest(store, &catalog, &listed.manifest).await?;
         let outcome = match is_what_was_taken(store, cluster, &listed.manifest).await? {
             Err(why) => Err(why),
             Ok(()) => {
@@ -230,7 +232,7 @@ impl Backups<'_> {
                 }
             }
         };
-        let verification = Verification { at: Timestamp::now(), on_member, outcome };
+        let verification = Verification { at: Timestamp::now(), on_member, outcome, files_sha256: Some(files) };
         Ok(postgres::note(store, listed, verification, &signing).await?)
     }
 

@@ -1,6 +1,7 @@
 //! Checks of a cluster of etcd: its token, how many members it has, and the `etcd` settings: release, binary, quota, gateway, timeouts, compaction and flags.
 
 mod auth;
+mod front;
 mod pod;
 
 use crate::kinds::etcd::desire::CLIENT_CRL_FLAG;
@@ -34,6 +35,9 @@ pub(crate) fn check(cluster: &Cluster, host: &HostFacts, found: &mut Findings) {
     flags(cluster, found);
     pod::check(cluster, found);
     auth::check(cluster, found);
+    if let Some(settings) = &cluster.spec.etcd.front {
+        front::check(cluster, settings, found);
+    }
 }
 
 const LONGEST_TOKEN: usize = 64;
@@ -102,7 +106,7 @@ fn member_count(cluster: &Cluster, found: &mut Findings) {
 
 fn release(cluster: &Cluster, found: &mut Findings) {
     let at = || cluster.at("etcd.version");
-    let hint = || format!("the default, {}, does not have this problem", versions::DEFAULT);
+    let hint = || format!("the default, {}, does not have this defect", versions::DEFAULT);
     match versions::gate(cluster.spec.etcd.version) {
         Gate::Fine => {}
         Gate::Warned(warnings) => {
@@ -177,13 +181,13 @@ fn quota(cluster: &Cluster, host: &HostFacts, found: &mut Findings) {
             format!(
                 "the quota {quota} is below {SMALLEST_QUOTA}: etcd stops all writes as soon as its database is larger"
             ),
-            "give it with a unit, such as 8GiB",
+            "add a unit, such as 8GiB",
         );
     }
     if quota > ADVISED_QUOTA {
         found.warning(
             cluster.at("etcd.quota"),
-            format!("the quota {quota} is above {ADVISED_QUOTA}, the most that etcd advises"),
+            format!("the quota {quota} is above {ADVISED_QUOTA}, the most that etcd recommends"),
             "a large database makes snapshots, restarts and new members slow",
         );
     }
@@ -343,7 +347,7 @@ fn judge_flag(name: &str, version: Version) -> Option<Judgement> {
         return error(format!("flags are written without leading dashes, not `{name}`"), format!("write `{bare}`"));
     }
     if let Some(instead) = flags::managed(name) {
-        return error(format!("the flag `{name}` is not for the operator to set"), instead.to_owned());
+        return error(format!("the flag `{name}` cannot be set in the spec"), instead.to_owned());
     }
     judge_name(name, version)
 }

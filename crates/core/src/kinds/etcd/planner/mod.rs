@@ -2,6 +2,7 @@
 
 pub(crate) mod auth;
 pub(crate) mod formation;
+pub(crate) mod front;
 pub(crate) mod log;
 pub(crate) mod loss;
 pub(crate) mod membership;
@@ -46,9 +47,13 @@ pub(crate) fn decide(view: &View<'_>, as_formed: bool, decision: &mut Decision) 
         planner::renewal::decide(view, decision);
         planner::reboot::decide(view, decision);
     }
+    // A member that leaves is one that clients are not led to any more.
+    planner::fixtures::decide(view, decision);
     membership::shrink(view, decision, growing != Growth::None);
     membership::tell_failures(desired, decision);
     planner::machines::remove_leftover(view, decision);
+    front::decide(view, decision);
+    planner::proxies::decide(view, decision);
     if as_formed {
         auth::decide(view, decision);
         planner::trust::decide(view, decision);
@@ -57,4 +62,5 @@ pub(crate) fn decide(view: &View<'_>, as_formed: bool, decision: &mut Decision) 
     if as_formed {
         planner::revocation::decide(view, decision);
     }
+    planner::fixtures::wait_until_they_serve(view, decision);
 }

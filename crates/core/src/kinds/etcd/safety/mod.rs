@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use jiff::{SignedDuration, Timestamp};
 
 use super::cluster::{Cluster, Listed};
-use super::{Formation, FormingMember, Wish};
+use super::{AuthLook, Formation, FormingMember, Wish};
 use crate::model::Version;
 use crate::model::{
     AgentSeen, BackupNote, Data, DataSeen, Desired, Destruction, Facts, MachineSeen, MemberName, Observation, Seen,
@@ -46,6 +46,12 @@ pub fn other_voters(view: &View<'_>, member: &MemberName) -> Voters {
         Some(cluster) => cluster.count_without(member),
         None => count_known(view, |name| name != member),
     }
+}
+
+/// Whether a member was seen to ask clients who they are.
+pub(crate) fn authenticates(view: &View<'_>) -> bool {
+    let seen = view.desired.members.keys().filter_map(|member| view.seen.facts(member)?.etcd.status.as_ref());
+    seen.into_iter().any(|status| matches!(&status.auth, AuthLook::Seen(found) if found.enabled))
 }
 
 fn count_known(view: &View<'_>, counts: impl Fn(&MemberName) -> bool) -> Voters {

@@ -64,7 +64,7 @@ impl fmt::Display for Rule {
             Rule::WatchGap => "a watch missed a change",
             Rule::WatchDiffers => "two watches differ",
             Rule::Lease => "a lease that was kept alive ran out",
-            Rule::Unread => "the end cannot be read",
+            Rule::Unread => "the final state cannot be read",
         })
     }
 }

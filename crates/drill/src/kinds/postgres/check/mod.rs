@@ -3,7 +3,7 @@
 //!
 //! Every transaction that writes leaves one row with a unique value, in the same transaction as all else that it does. So what happened
 //! is known from the rows that are there at the end: one for each that was acknowledged, none for each that was aborted, and one or none
-//! where the answer was lost. Each promotion begins another timeline, which tells the primaries apart.
+//! where the answer was lost. Each promotion begins another timeline, which distinguishes the primaries.
 
 mod end;
 mod primaries;
@@ -62,7 +62,7 @@ impl fmt::Display for Rule {
             Rule::Order => "serializable transactions were not in order",
             Rule::StaleRead => "the primary did not show an acknowledged commit",
             Rule::BackInTime => "a session on a replica went back in time",
-            Rule::Unread => "the end cannot be read",
+            Rule::Unread => "the final state cannot be read",
         })
     }
 }

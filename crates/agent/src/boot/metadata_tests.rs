@@ -1,0 +1,153 @@
+//! The metadata service, and liars in its place.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
+
+use super::super::tests::{Noted, PLAIN, Scene};
+use super::super::{Boot, With};
+use super::*;
+use crate::layout::Layout;
+
+const SOON: Duration = Duration::ZERO;
+
+/// Answers each request with what `answer` says, and notes its head.
+fn serve(answer: impl Fn(&str, &mut TcpStream) + Send + 'static) -> (String, Receiver<String>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("http://{}", listener.local_addr().unwrap());
+    let (asked, heads) = channel();
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let mut head = String::new();
+            let mut reader = BufReader::new(stream.try_clone().unwrap());
+            while reader.read_line(&mut head).is_ok_and(|read| read > 2) {}
+            let _ = asked.send(head.to_lowercase());
+            answer(&head, &mut stream);
+            let _ = stream.shutdown(std::net::Shutdown::Write);
+            let _ = reader.read_to_end(&mut Vec::new());
+        }
+    });
+    (address, heads)
+}
+
+fn reply(stream: &mut TcpStream, status: &str, body: &str) {
+    let _ = write!(stream, "HTTP/1.1 {status}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}", body.len());
+}
+
+/// A service that hands out this user data to those with a token.
+fn with_data(data: &str) -> (String, Receiver<String>) {
+    let data = data.to_owned();
+    serve(move |head, stream| {
+        let is_allowed = head.to_lowercase().contains("x-aws-ec2-metadata-token: the-token\r\n");
+        match head.split(' ').take(2).collect::<Vec<_>>()[..] {
+            ["PUT", "/latest/api/token"] => reply(stream, "200 OK", "the-token"),
+            ["GET", "/latest/user-data"] if is_allowed => reply(stream, "200 OK", &data),
+            _ => reply(stream, "401 Unauthorized", ""),
+        }
+    })
+}
+
+fn data(member: &str) -> String {
+    let machine: Value = serde_json::from_str(PLAIN).unwrap();
+    let seed = json!({
+        "cluster": "c", "cluster_id": "id", "member": member, "incarnation": 1, "address": "10.0.0.11", "control_ca": "pem",
+        "token": "t0ken", "token_expires": "2030-01-01T00:00:00Z", "of_a_newer_quorate": true,
+    });
+    json!({ "quorate": { "seed": seed, "machine": machine } }).to_string()
+}
+
+fn refused(address: &str) -> String {
+    let begun = Instant::now();
+    let said = read(address, SOON).err().expect("it is refused").to_string();
+    assert!(begun.elapsed() < ANSWERING + Duration::from_secs(3), "{said}");
+    said
+}
+
+/// What an instance makes of this answer.
+fn boot(scene: &Scene, address: &str) -> Result<Machine, AgentError> {
+    let tools = Noted::default();
+    let boot = Boot { layout: Layout::new(&scene.root()).unwrap(), tools: &tools, with: With::Ec2 };
+    boot.read_user_data(address, boot.known()?)
+}
+
+#[test]
+fn user_data_is_read_with_a_token_that_does_not_last() {
+    let (address, heads) = with_data(&data("etcd-1"));
+    let told = read(&address, SOON).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!((told.seed.token.expose(), told.machine.hostname.as_str()), ("t0ken", "etcd-1"));
+    assert!(String::from_utf8(told.seed_text).unwrap().contains("of_a_newer_quorate"), "nothing is left out");
+    let first = heads.recv().unwrap();
+    assert!(first.contains("x-aws-ec2-metadata-token-ttl-seconds: 60\r\n"), "{first}");
+}
+
+#[test]
+fn what_the_provider_writes_is_what_the_agent_reads() {
+    let (seed, machine) = (read(&with_data(&data("etcd-1")).0, SOON), data("etcd-1"));
+    let Told { seed, machine, .. } = seed.unwrap_or_else(|error| panic!("{error}: {machine}"));
+    let again = read(&with_data(&user_data(&seed, &machine)).0, SOON).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!((again.seed, again.machine), (seed, machine));
+}
+
+#[test]
+fn user_data_of_others_is_refused_with_the_reason() {
+    let no_machine = json!({ "quorate": { "seed": {} } }).to_string();
+    for other in ["", "#cloud-config\n{}", "[1]", r#"{"ignition": {}}"#, r#"{"quorate": 7}"#, &no_machine] {
+        let said = refused(&with_data(other).0);
+        assert!(said.contains("it was not written by quorate for `seed: quorate`"), "{other}: {said}");
+    }
+    let said = refused(&with_data(&data("etcd-1").replace("\"prefix\":24", "\"prefix\":true")).0);
+    assert!(said.contains("quorate.machine: "), "{said}");
+    let said = refused(&with_data(&data("etcd-1").replace("2030-01-01", "soon")).0);
+    assert!(said.contains("quorate.seed: ") && !said.contains("t0ken"), "{said}");
+}
+
+#[test]
+fn a_liar_is_not_believed_and_costs_neither_time_nor_memory() {
+    let of_token = |status: &'static str, body: &'static str| serve(move |_, stream| reply(stream, status, body)).0;
+    assert!(refused(&of_token("405 Method Not Allowed", "")).contains("answered 405"), "version 1 is not asked");
+    assert!(refused(&of_token("200 OK", "two words")).contains("gave no token"));
+    assert!(refused(&of_token("404 Not Found", "")).contains("has no user data"));
+    assert!(refused(&of_token("503 Slow Down", "")).contains("within 0 s (it answered 503"));
+
+    let (elsewhere, asked) = with_data(&data("etcd-9"));
+    let redirect = format!("307 Temporary Redirect\r\nLocation: {elsewhere}/latest/user-data");
+    assert!(refused(&serve(move |_, stream| reply(stream, &redirect, "")).0).contains("answered 307"));
+    assert!(asked.try_recv().is_err(), "nobody was asked elsewhere");
+
+    let endless = |_: &str, stream: &mut TcpStream| {
+        let _ = write!(stream, "HTTP/1.1 200 OK\r\n\r\n");
+        while stream.write_all(&[b'x'; 4096]).is_ok() {}
+    };
+    assert!(refused(&serve(endless).0).contains("more than 1024 bytes"));
+    assert!(refused(&with_data(&" ".repeat(MOST_BYTES + 1)).0).contains("more than 16384 bytes"));
+    let silent = serve(|_, _| thread::sleep(ANSWERING * 2)).0;
+    assert!(refused(&silent).contains("has given no user data within 0 s"));
+}
+
+#[test]
+fn a_machine_that_knows_what_it_is_does_not_depend_on_the_service() {
+    let scene = Scene::new(PLAIN);
+    let (address, _heads) = with_data(&data("etcd-1"));
+    assert_eq!(boot(&scene, &address).unwrap().hostname, "etcd-1");
+    let known = scene.root().join("var/lib/quorate/machine.json");
+    let before = fs::read_to_string(&known).unwrap();
+    for (what, liar) in [
+        ("nonsense", with_data("nonsense").0),
+        (
+            "a host name with a line",
+            with_data(&data("x").replace("\"hostname\":\"etcd-1\"", "\"hostname\":\"a\\nb\"")).0,
+        ),
+        ("nothing", serve(|_, stream| reply(stream, "404 Not Found", "")).0),
+    ] {
+        assert_eq!(boot(&scene, &liar).unwrap().hostname, "etcd-1", "{what}");
+        assert_eq!(fs::read_to_string(&known).unwrap(), before, "{what}");
+    }
+    let fresh = Scene::new(PLAIN);
+    assert!(boot(&fresh, &with_data("nonsense").0).is_err(), "one that knows nothing takes nothing");
+    // An image of a machine that was a member: another instance of it is what its own user data says.
+    assert!(boot(&scene, &with_data(&data("etcd-2")).0).is_ok());
+    assert_ne!(fs::read_to_string(&known).unwrap(), before);
+}

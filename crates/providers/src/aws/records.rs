@@ -1,0 +1,540 @@
+//! Records of Route53: one name that leads to the load balancer, or names that lead to members, with what etcd's `--discovery-srv` reads.
+//!
+//! Records have no tags. A text next to them says whose they are, and which of them. Route53 carries out all changes of one request or none:
+//! the text changes with the records, what should be new must not exist, and what is deleted must be as it was read. So nothing of anybody
+//! else's is overwritten, whatever happens between a look and a change, and no interruption leaves half of it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::net::IpAddr;
+
+use quorate_core::model::{CLIENT_PORT, FixtureId, FixtureSeen, MemberName, Obstacle, PEER_PORT};
+
+use super::Aws;
+use super::error::AwsError;
+use super::session::Rest;
+use super::xml::{REFUSED_CHANGE, Xml};
+use crate::marks::key;
+
+/// Where the text is, below the name.
+const MARK: &str = "_quorate";
+const MARK_TTL: u32 = 300;
+const CLIENTS: &str = "_etcd-client-ssl._tcp";
+const SERVERS: &str = "_etcd-server-ssl._tcp";
+/// How many records a page has.
+const PAGE: &str = "300";
+/// More would be an endless list.
+const MOST_PAGES: usize = 100;
+
+/// Name and type.
+type Key = (String, String);
+
+/// The records of one name and type.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+struct Record {
+    name: String,
+    kind: String,
+    leads: Leads,
+}
+
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Leads {
+    Values {
+        ttl: u32,
+        values: BTreeSet<String>,
+    },
+    /// To a name of AWS, in its zone.
+    Alias {
+        zone: String,
+        name: String,
+    },
+    /// By weight, region or health, which quorate does not do.
+    Otherwise,
+}
+
+impl Record {
+    fn of(name: &str, kind: &str, ttl: u32, values: impl IntoIterator<Item = String>) -> Self {
+        let leads = Leads::Values { ttl, values: values.into_iter().collect() };
+        Record { name: name.to_owned(), kind: kind.to_owned(), leads }
+    }
+
+    fn read(value: &Xml) -> Option<Self> {
+        let alias = || {
+            let zone = value.text("AliasTarget/HostedZoneId")?;
+            Some(Leads::Alias { zone, name: plain(&value.text("AliasTarget/DNSName")?) })
+        };
+        let values = || {
+            let ttl = value.text("TTL")?.parse().ok()?;
+            let values = value.items("ResourceRecords").filter_map(|one| one.text("Value")).collect();
+            Some(Leads::Values { ttl, values })
+        };
+        let leads = match value.text("SetIdentifier") {
+            Some(_) => Leads::Otherwise,
+            None => alias().or_else(values).unwrap_or(Leads::Otherwise),
+        };
+        Some(Record { name: plain(&value.text("Name")?), kind: value.text("Type")?, leads })
+    }
+
+    fn key(&self) -> Key {
+        (self.name.clone(), self.kind.clone())
+    }
+
+    fn values(&self) -> impl Iterator<Item = &String> {
+        match &self.leads {
+            Leads::Values { values, .. } => Some(values),
+            _ => None,
+        }
+        .into_iter()
+        .flatten()
+    }
+
+    fn change(&self, action: &str) -> String {
+        let mut text = format!("<Change><Action>{action}</Action><ResourceRecordSet>");
+        let _ = write!(text, "<Name>{}.</Name><Type>{}</Type>", self.name, self.kind);
+        match &self.leads {
+            Leads::Values { ttl, values } => {
+                let _ = write!(text, "<TTL>{ttl}</TTL><ResourceRecords>");
+                for value in values {
+                    let value = value.replace('&', "&amp;").replace('<', "&lt;");
+                    let _ = write!(text, "<ResourceRecord><Value>{value}</Value></ResourceRecord>");
+                }
+                text.push_str("</ResourceRecords>");
+            }
+            Leads::Alias { zone, name } => {
+                let _ = write!(
+                    text,
+                    "<AliasTarget><HostedZoneId>{zone}</HostedZoneId><DNSName>{name}.</DNSName>\
+                     <EvaluateTargetHealth>false</EvaluateTargetHealth></AliasTarget>"
+                );
+            }
+            Leads::Otherwise => {}
+        }
+        text + "</ResourceRecordSet></Change>"
+    }
+}
+
+/// As Route53 compares names.
+fn plain(name: &str) -> String {
+    name.trim_end_matches('.').to_lowercase()
+}
+
+/// What is at a name and below it.
+#[derive(Default)]
+struct Family {
+    name: String,
+    records: BTreeMap<Key, Record>,
+    /// Whose the text says that they are.
+    owner: Option<String>,
+    owned: BTreeSet<Key>,
+}
+
+impl Family {
+    fn mark_key(name: &str) -> Key {
+        (format!("{MARK}.{name}"), String::from("TXT"))
+    }
+
+    fn new(name: &str, records: Vec<Record>) -> Self {
+        let records: BTreeMap<Key, Record> = records.into_iter().map(|record| (record.key(), record)).collect();
+        let mut family = Family { name: name.to_owned(), records, ..Family::default() };
+        let said: Vec<String> =
+            family.records.get(&Self::mark_key(name)).into_iter().flat_map(Record::values).cloned().collect();
+        for text in said.iter().map(|text| text.trim_matches('"')) {
+            if let Some(owner) = text.strip_prefix(&format!("{}=", key("cluster_id"))) {
+                family.owner = Some(owner.to_owned());
+            } else if let Some((kind, name)) = text.split_once(' ') {
+                family.owned.insert((name.to_owned(), kind.to_owned()));
+            }
+        }
+        family
+    }
+
+    /// The text for these.
+    fn mark(&self, cluster_id: &str, records: &[Record]) -> Record {
+        let owner = format!("\"{}={cluster_id}\"", key("cluster_id"));
+        let list = records.iter().map(|record| format!("\"{} {}\"", record.kind, record.name));
+        let (name, kind) = Self::mark_key(&self.name);
+        Record::of(&name, &kind, MARK_TTL, [owner].into_iter().chain(list))
+    }
+
+    /// What is there of what the text lists.
+    fn own(&self) -> impl Iterator<Item = &Record> {
+        self.owned.iter().filter_map(|key| self.records.get(key))
+    }
+
+    /// Which of these names somebody else has. A name with a CNAME has nothing else.
+    fn taken<'a>(&'a self, wanted: &BTreeSet<Key>) -> Option<&'a Record> {
+        let blocks = |record: &&Record| {
+            let key = record.key();
+            let is_alias = record.kind == "CNAME" && wanted.iter().any(|(name, _)| *name == record.name);
+            !self.owned.contains(&key) && (wanted.contains(&key) || is_alias)
+        };
+        self.records.values().find(blocks)
+    }
+
+    /// The members that it leads to.
+    fn members(&self) -> BTreeMap<IpAddr, Option<MemberName>> {
+        let below = format!(".{}", self.name);
+        let mut found = BTreeMap::new();
+        for record in self.own().filter(|record| record.kind == "A") {
+            let member = record.name.strip_suffix(&below).map(MemberName::from);
+            for address in record.values().filter_map(|value| value.parse().ok()) {
+                let known: &mut Option<MemberName> = found.entry(address).or_default();
+                *known = known.take().or_else(|| member.clone());
+            }
+        }
+        found
+    }
+
+    /// What makes it as wanted. All of it is carried out, or nothing.
+    fn changes(&self, mark: Option<Record>, wanted: Vec<Record>) -> String {
+        let mark_there = self.records.get(&Self::mark_key(&self.name)).filter(|_| self.owner.is_some());
+        let there: BTreeSet<&Record> = self.own().chain(mark_there).collect();
+        let wanted: BTreeSet<Record> = wanted.into_iter().chain(mark).collect();
+        let deleted = there.iter().filter(|record| !wanted.contains(**record)).map(|record| record.change("DELETE"));
+        let created = wanted.iter().filter(|record| !there.contains(record)).map(|record| record.change("CREATE"));
+        deleted.chain(created).collect()
+    }
+}
+
+/// The records for a name that leads to members. An address that several of them had would be one too many of the same.
+fn to_members(name: &str, ttl: u32, members: &BTreeMap<MemberName, IpAddr>) -> Vec<Record> {
+    let own = |(member, address): (&MemberName, &IpAddr)| {
+        Record::of(&format!("{member}.{name}"), "A", ttl, [address.to_string()])
+    };
+    let service = |service: &str, port: u16| {
+        let targets = members.keys().map(|member| format!("0 0 {port} {member}.{name}."));
+        Record::of(&format!("{service}.{name}"), "SRV", ttl, targets)
+    };
+    let all = Record::of(name, "A", ttl, members.values().map(ToString::to_string));
+    let services = [service(CLIENTS, CLIENT_PORT), service(SERVERS, PEER_PORT)];
+    [all].into_iter().chain(members.iter().map(own)).chain(services).collect()
+}
+
+fn to_balancer(name: &str, (dns, zone): (String, String)) -> Vec<Record> {
+    let leads = Leads::Alias { zone, name: plain(&dns) };
+    vec![Record { name: name.to_owned(), kind: String::from("A"), leads }]
+}
+
+impl Aws {
+    /// The id of a zone. One with several of its name has to be named by its id.
+    async fn zone_id(&self, zone: &str) -> Result<String, AwsError> {
+        if let Some(id) = self.zones.borrow().get(zone) {
+            return Ok(id.clone());
+        }
+        let id = if zone.contains('.') { self.zone_by_name(zone).await? } else { self.zone_by_id(zone).await? };
+        self.zones.borrow_mut().insert(zone.to_owned(), id.clone());
+        Ok(id)
+    }
+
+    async fn zone_by_name(&self, zone: &str) -> Result<String, AwsError> {
+        let request = Rest {
+            doing: format!("look for the hosted zone {zone}"),
+            path: String::from("hostedzonesbyname"),
+            query: vec![("dnsname", zone.to_owned()), ("maxitems", String::from("100"))],
+            body: String::new(),
+        };
+        let answer = self.session()?.route53(&request).await?;
+        let named = |one: &&Xml| one.text("Name").is_some_and(|name| plain(&name) == zone);
+        let id = |one: &Xml| Some(one.text("Id")?.trim_start_matches("/hostedzone/").to_owned());
+        let mut ids: Vec<String> = answer.items("HostedZones").filter(named).filter_map(id).collect();
+        match ids.len() {
+            0 => Err(AwsError::Missing { what: "hosted zone", name: zone.to_owned(), names: Vec::new() }),
+            1 => Ok(ids.remove(0)),
+            _ => Err(AwsError::SeveralZones { name: zone.to_owned(), ids }),
+        }
+    }
+
+    async fn zone_by_id(&self, id: &str) -> Result<String, AwsError> {
+        let doing = format!("look at the hosted zone {id}");
+        let answer =
+            self.session()?.route53(&Rest { doing, path: format!("hostedzone/{id}"), ..Rest::default() }).await;
+        let found = match answer {
+            Err(error) if error.has_code(&["NoSuchHostedZone"]) => {
+                return Err(AwsError::Missing { what: "hosted zone", name: id.to_owned(), names: Vec::new() });
+            }
+            answer => plain(&answer?.text("HostedZone/Name").unwrap_or_default()),
+        };
+        match &self.settings.dns {
+            Some(dns) if dns.zone_id.as_deref() == Some(id) && dns.zone() != found => {
+                Err(AwsError::OtherZone { id: id.to_owned(), found, wanted: dns.zone() })
+            }
+            _ => Ok(id.to_owned()),
+        }
+    }
+
+    async fn family(&self, fixture: &FixtureId) -> Result<(String, Family), AwsError> {
+        let (zone, name) = fixture.place.split_once('/').unwrap_or((&fixture.place, ""));
+        let zone = self.zone_id(zone).await?;
+        // Route53 lists names by their labels from the last to the first.
+        let backwards = |name: &str| name.split('.').rev().collect::<Vec<_>>().join(".");
+        let (first, below) = (backwards(name), format!(".{name}"));
+        let mut next = vec![("name", format!("{name}."))];
+        let mut records = Vec::new();
+        'pages: for _ in 0..MOST_PAGES {
+            let mut query = next.clone();
+            query.push(("maxitems", PAGE.to_owned()));
+            let request = Rest {
+                doing: format!("list the records of {name}"),
+                path: format!("hostedzone/{zone}/rrset"),
+                query,
+                body: String::new(),
+            };
+            let page = self.session()?.route53(&request).await?;
+            for record in page.items("ResourceRecordSets").filter_map(Record::read) {
+                if record.name == name || record.name.ends_with(&below) {
+                    records.push(record);
+                } else if !backwards(&record.name).starts_with(&first) {
+                    break 'pages;
+                }
+            }
+            let part = |field: &str| page.text(field);
+            next = [("name", "NextRecordName"), ("type", "NextRecordType"), ("identifier", "NextRecordIdentifier")]
+                .into_iter()
+                .filter_map(|(parameter, field)| Some((parameter, part(field)?)))
+                .collect();
+            if part("IsTruncated").as_deref() != Some("true") || next.is_empty() {
+                break;
+            }
+        }
+        Ok((zone, Family::new(name, records)))
+    }
+
+    pub(super) async fn see_records(&self, fixture: &FixtureId) -> Result<Option<FixtureSeen>, AwsError> {
+        let wish = self.settings.records(&self.spec).is_some_and(|id| id == *fixture);
+        let family = match self.family(fixture).await {
+            Ok((_, family)) => family,
+            // Nobody else than the operator can do anything about these.
+            Err(error @ (AwsError::Missing { .. } | AwsError::SeveralZones { .. } | AwsError::OtherZone { .. }))
+                if wish =>
+            {
+                let remedy = String::from("correct `dns.zone` or `dns.zone_id`, or create the hosted zone");
+                let obstacle = Some(Obstacle { what: error.to_string(), remedy });
+                return Ok(Some(FixtureSeen { obstacle, ..unseen(fixture) }));
+            }
+            Err(AwsError::Missing { .. }) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let is_ours = family.owner.as_ref() == Some(&self.cluster_id);
+        let obstacle = if wish { self.obstacle(&family) } else { None };
+        if !is_ours && obstacle.is_none() {
+            return Ok(None);
+        }
+        let mut seen = FixtureSeen { is_ours, obstacle, ..unseen(fixture) };
+        if is_ours {
+            seen.leads_to = family.members();
+            seen.to_balancer = family.own().any(|record| matches!(record.leads, Leads::Alias { .. }));
+            seen.fault = if wish { self.fault(&family, seen.to_balancer).await? } else { None };
+        }
+        Ok(Some(seen))
+    }
+
+    /// What somebody else has where the spec wants something.
+    fn obstacle(&self, family: &Family) -> Option<Obstacle> {
+        let name = &family.name;
+        let remedy = "choose another `dns.name`, or delete what is there if nobody needs it";
+        if let Some(owner) = family.owner.as_ref().filter(|owner| **owner != self.cluster_id) {
+            let what = format!("the records of {name} are marked as those of another cluster ({owner})");
+            return Some(Obstacle { what, remedy: remedy.to_owned() });
+        }
+        let placeholder = IpAddr::from([0, 0, 0, 0]);
+        let members: BTreeMap<MemberName, IpAddr> =
+            self.spec.members.iter().map(|member| (member.name.as_str().into(), placeholder)).collect();
+        let wanted = match self.settings.load_balancer {
+            Some(_) => to_balancer(name, Default::default()),
+            None => to_members(name, 0, &members),
+        };
+        let mut wanted: BTreeSet<Key> = wanted.iter().map(Record::key).collect();
+        if family.owner.is_none() {
+            wanted.insert(Family::mark_key(name));
+        } else {
+            wanted.remove(&Family::mark_key(name));
+        }
+        let taken = family.taken(&wanted)?;
+        let what = format!("there is a record {} of type {} that quorate did not make", taken.name, taken.kind);
+        Some(Obstacle { what, remedy: remedy.to_owned() })
+    }
+
+    /// What somebody changed.
+    async fn fault(&self, family: &Family, is_alias: bool) -> Result<Option<String>, AwsError> {
+        let wanted = match (is_alias, &self.settings.load_balancer) {
+            (true, Some(_)) => match self.balancer_alias().await? {
+                Some(alias) => to_balancer(&family.name, alias),
+                None => return Ok(None),
+            },
+            (false, None) => {
+                let members = family.members().into_iter().filter_map(|(address, member)| Some((member?, address)));
+                to_members(&family.name, self.ttl(), &members.collect())
+            }
+            // It leads elsewhere altogether, which is another matter.
+            _ => return Ok(None),
+        };
+        let differs = |record: &&Record| family.records.get(&record.key()) != Some(*record);
+        if let Some(record) = wanted.iter().find(differs) {
+            return Ok(Some(format!("its record {} of type {} is not as quorate made it", record.name, record.kind)));
+        }
+        let mark = family.mark(&self.cluster_id, &wanted);
+        Ok((family.records.get(&mark.key()) != Some(&mark))
+            .then(|| String::from("the list of its records is another one")))
+    }
+
+    fn ttl(&self) -> u32 {
+        self.settings.dns.as_ref().map_or(MARK_TTL, |dns| dns.ttl)
+    }
+
+    pub(super) async fn put_records(
+        &self,
+        fixture: &FixtureId,
+        members: &BTreeMap<MemberName, IpAddr>,
+    ) -> Result<(), AwsError> {
+        let (zone, family) = self.family(fixture).await?;
+        self.refuse_others(&family)?;
+        let wanted = if self.settings.load_balancer.is_some() {
+            let missing =
+                || AwsError::Missing { what: "load balancer of", name: self.spec.name.to_string(), names: Vec::new() };
+            to_balancer(&family.name, self.balancer_alias().await?.ok_or_else(missing)?)
+        } else {
+            to_members(&family.name, self.ttl(), members)
+        };
+        let mark = family.mark(&self.cluster_id, &wanted);
+        self.change(fixture, &zone, family, Some(mark), wanted).await
+    }
+
+    pub(super) async fn drop_records(&self, fixture: &FixtureId) -> Result<(), AwsError> {
+        let (zone, family) = match self.family(fixture).await {
+            Err(AwsError::Missing { .. }) => return Ok(()),
+            found => found?,
+        };
+        if family.owner.as_ref() != Some(&self.cluster_id) {
+            return Ok(());
+        }
+        self.change(fixture, &zone, family, None, Vec::new()).await
+    }
+
+    fn refuse_others(&self, family: &Family) -> Result<(), AwsError> {
+        match self.obstacle(family) {
+            Some(Obstacle { what, .. }) => Err(AwsError::RecordsTaken { name: family.name.clone(), said: what }),
+            None => Ok(()),
+        }
+    }
+
+    async fn change(
+        &self,
+        fixture: &FixtureId,
+        zone: &str,
+        family: Family,
+        mark: Option<Record>,
+        wanted: Vec<Record>,
+    ) -> Result<(), AwsError> {
+        let changes = family.changes(mark.clone(), wanted.clone());
+        if changes.is_empty() {
+            return Ok(());
+        }
+        let name = family.name;
+        let body = format!(
+            "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\
+             <ChangeResourceRecordSetsRequest xmlns=\"https://route53.amazonaws.com/doc/2013-04-01/\"><ChangeBatch>\
+             <Comment>quorate {}</Comment><Changes>{changes}</Changes></ChangeBatch></ChangeResourceRecordSetsRequest>",
+            self.spec.name
+        );
+        let doing = format!("change the records of {name}");
+        let request = Rest { doing, path: format!("hostedzone/{zone}/rrset/"), query: Vec::new(), body };
+        match self.session()?.route53(&request).await {
+            // An earlier attempt may have been carried out: then nothing is left to do.
+            Err(AwsError::Refused { code, said, .. }) if code == REFUSED_CHANGE => {
+                let (_, now) = self.family(fixture).await?;
+                let is_done = now.changes(mark, wanted).is_empty();
+                if is_done { Ok(()) } else { Err(AwsError::RecordsTaken { name, said }) }
+            }
+            changed => changed.map(drop),
+        }
+    }
+}
+
+fn unseen(fixture: &FixtureId) -> FixtureSeen {
+    FixtureSeen {
+        id: fixture.clone(),
+        is_ours: false,
+        obstacle: None,
+        fixed: BTreeMap::new(),
+        leads_to: BTreeMap::new(),
+        to_balancer: false,
+        names: BTreeSet::new(),
+        fault: None,
+        pending: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NAME: &str = "orders.example.com";
+
+    fn members(all: &[(&str, &str)]) -> BTreeMap<MemberName, IpAddr> {
+        all.iter().map(|(member, address)| ((*member).into(), address.parse().unwrap())).collect()
+    }
+
+    fn family(records: &[Record]) -> Family {
+        let mark = Family { name: NAME.to_owned(), ..Family::default() }.mark("c1", records);
+        Family::new(NAME, records.iter().cloned().chain([mark]).collect())
+    }
+
+    #[test]
+    fn members_have_names_and_services_list_them() {
+        let records = to_members(NAME, 60, &members(&[("etcd-1", "10.0.0.1"), ("etcd-2", "10.0.0.2")]));
+        let shown: Vec<String> = records.iter().map(|record| format!("{} {}", record.kind, record.name)).collect();
+        let expected = [
+            "A orders.example.com",
+            "A etcd-1.orders.example.com",
+            "A etcd-2.orders.example.com",
+            "SRV _etcd-client-ssl._tcp.orders.example.com",
+            "SRV _etcd-server-ssl._tcp.orders.example.com",
+        ];
+        assert_eq!(shown, expected);
+        let services: Vec<&String> = records[3].values().collect();
+        assert_eq!(services, ["0 0 2379 etcd-1.orders.example.com.", "0 0 2379 etcd-2.orders.example.com."]);
+        let found = family(&records);
+        assert_eq!(found.owner.as_deref(), Some("c1"));
+        assert_eq!(found.members()[&"10.0.0.2".parse::<IpAddr>().unwrap()], Some("etcd-2".into()));
+    }
+
+    #[test]
+    fn changes_delete_what_was_read_and_create_what_must_not_exist() {
+        let before = to_members(NAME, 60, &members(&[("etcd-1", "10.0.0.1")]));
+        let there = family(&before);
+        assert_eq!(there.changes(Some(there.mark("c1", &before)), before.clone()), "");
+        let after = to_members(NAME, 60, &members(&[("etcd-1", "10.0.0.7")]));
+        let changes = there.changes(Some(there.mark("c1", &after)), after);
+        let count = |action: &str| changes.matches(&format!("<Action>{action}</Action>")).count();
+        // Both services and the text stay as they are.
+        assert_eq!((count("DELETE"), count("CREATE"), count("UPSERT")), (2, 2, 0), "{changes}");
+        let gone = there.changes(None, Vec::new());
+        assert_eq!(gone.matches("<Action>DELETE</Action>").count(), before.len() + 1, "{gone}");
+    }
+
+    #[test]
+    fn what_the_text_does_not_list_is_somebody_elses() {
+        let ours = to_members(NAME, 60, &members(&[("etcd-1", "10.0.0.1")]));
+        let mut there = family(&ours);
+        let wanted: BTreeSet<Key> = to_members(NAME, 60, &members(&[("etcd-1", "10.0.0.1"), ("etcd-2", "10.0.0.2")]))
+            .iter()
+            .map(Record::key)
+            .collect();
+        assert_eq!(there.taken(&wanted), None);
+        let foreign = Record::of("etcd-2.orders.example.com", "CNAME", 60, [String::from("elsewhere.")]);
+        there.records.insert(foreign.key(), foreign.clone());
+        assert_eq!(there.taken(&wanted), Some(&foreign));
+    }
+
+    #[test]
+    fn records_are_read_as_route53_has_them() {
+        let text = "<ResourceRecordSet><Name>Orders.example.com.</Name><Type>A</Type><AliasTarget>\
+                    <HostedZoneId>ZD4D7Y8KGAS4G</HostedZoneId><DNSName>Q-1.elb.amazonaws.com.</DNSName>\
+                    <EvaluateTargetHealth>false</EvaluateTargetHealth></AliasTarget></ResourceRecordSet>";
+        let read = Record::read(&Xml::read(text).unwrap()).unwrap();
+        let alias = (String::from("q-1.elb.amazonaws.com"), String::from("ZD4D7Y8KGAS4G"));
+        assert_eq!([read], to_balancer(NAME, alias)[..]);
+        let weighted = "<ResourceRecordSet><Name>a.</Name><Type>A</Type><SetIdentifier>x</SetIdentifier><TTL>1</TTL></ResourceRecordSet>";
+        assert_eq!(Record::read(&Xml::read(weighted).unwrap()).unwrap().leads, Leads::Otherwise);
+    }
+}

@@ -1,0 +1,58 @@
+//! One list of servers for many clusters. Where clusters are only looked at, one after the other, the first is listed by its tag, and from the
+//! second on all of them by one list of the project. A cluster that acts never uses it: it looks for itself.
+
+use std::collections::BTreeSet;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use super::catalogue::Service::Compute;
+use super::compute::VERSION;
+use super::error::OpenstackError;
+use super::server::Server;
+use super::{Openstack, server};
+use crate::marks::Mark;
+
+/// How old a list may be. A command that takes longer makes another.
+const FRESH: Duration = Duration::from_secs(30);
+
+/// What was listed for clusters that are looked at.
+pub(super) struct Listing {
+    begun: Instant,
+    /// How often this program had changed anything by then.
+    changes: u64,
+    /// Who has used it: who looks again wants to see what is new.
+    used_by: BTreeSet<String>,
+    /// None: the only one so far was listed by its tag.
+    servers: Option<Rc<Vec<(Server, Mark)>>>,
+}
+
+impl Openstack {
+    /// Servers with a mark of this cluster's name, from a list that other clusters may share.
+    pub(super) async fn marked_in_common(&self) -> Result<Vec<(Server, Mark)>, OpenstackError> {
+        let session = self.session()?;
+        // Held during the call: others wait for the same answer.
+        let mut last = session.listing.lock().await;
+        let (name, changes) = (self.spec.name.to_string(), session.changes.get());
+        let of_now = last.take().filter(|listing| {
+            listing.begun.elapsed() < FRESH && listing.changes == changes && !listing.used_by.contains(&name)
+        });
+        let Some(mut listing) = of_now else {
+            let (begun, used_by) = (Instant::now(), BTreeSet::from([name]));
+            let found = self.marked().await?;
+            *last = Some(Listing { begun, changes, used_by, servers: None });
+            return Ok(found);
+        };
+        let servers = match listing.servers.take() {
+            Some(servers) => servers,
+            None => {
+                listing.begun = Instant::now();
+                let all = session.list("list servers", Compute, "/servers/detail", "servers", Some(VERSION)).await?;
+                Rc::new(all.iter().filter_map(server::marked).collect::<Vec<_>>())
+            }
+        };
+        let found = servers.iter().filter(|(_, mark)| mark.cluster == name).cloned().collect();
+        listing.used_by.insert(name);
+        *last = Some(Listing { servers: Some(servers), ..listing });
+        Ok(found)
+    }
+}

@@ -1,0 +1,116 @@
+//! What the lab of AWS installs: moto, from PyPI; Ignition and its validator, built from its Go modules; and the system that instances with
+//! a whole system begin as, from Debian's packages.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use crate::etcd::go::{CERTIFICATES, Module};
+use crate::host::{self, Need};
+use crate::lab::Lab;
+
+const MOTO: &str = "5.2.5";
+const IGNITION: &str = "2.27.0";
+const MODULE: &str = "github.com/coreos/ignition/v2";
+/// Flatcar has no SELinux policy to label files by.
+const AS_FLATCAR: &str = "-X github.com/coreos/ignition/v2/internal/distro.selinuxRelabel=false";
+/// Ignition is linked with it.
+const BLKID: Need = Need::File { path: "/usr/include/blkid/blkid.h", package: "libblkid-dev" };
+const NEEDS: [Need; 4] = [
+    Need::Command { name: "mmdebstrap", package: "mmdebstrap" },
+    Need::Command { name: "dnsmasq", package: "dnsmasq-base" },
+    Need::Command { name: "useradd", package: "passwd" },
+    Need::Command { name: "cc", package: "gcc" },
+];
+/// Another list is another system.
+const SYSTEM: &str = "bookworm-1";
+const PACKAGES: &str = "systemd-sysv,udev,dbus,iproute2,netbase,hostname,openssh-server,sudo,ca-certificates,curl,nftables,cloud-init,\
+                        systemd-container,etcd-server,etcd-client,prometheus-node-exporter";
+/// Agents start these, or they only make a start slower.
+const NOT_AT_BOOT: &str = "etcd prometheus-node-exporter nftables apt-daily.timer apt-daily-upgrade.timer e2scrub_all.timer \
+                           e2scrub_reap fstrim.timer dpkg-db-backup.timer";
+
+/// What was installed.
+pub struct Tools {
+    /// moto's environment.
+    pub moto: PathBuf,
+    pub validator: PathBuf,
+    /// A directory with `root` and `ignition`, where whole systems are wanted.
+    pub tools: Option<PathBuf>,
+}
+
+/// Installs what is missing.
+pub fn prepare(lab: &Lab, systems: bool) -> Result<Tools> {
+    let moto = lab.root().join("moto").join(MOTO);
+    let ignition = lab.root().join("ignition").join(IGNITION);
+    let validator = ignition.join("ignition-validate");
+    if !moto.join("whole").exists() {
+        install_moto(&moto)?;
+    }
+    if !validator.exists() {
+        build(lab, "validate", &validator, false)?;
+    }
+    let tools = systems.then(|| whole_systems(lab, &ignition.join("ignition"))).transpose()?;
+    Ok(Tools { moto, validator, tools })
+}
+
+fn install_moto(place: &Path) -> Result<()> {
+    eprintln!("moto {MOTO}: installing it from PyPI");
+    let _ = fs::remove_dir_all(place);
+    host::read(Command::new("python3").args(["-m", "venv"]).arg(place))?;
+    let mut pip = Command::new(place.join("bin/pip"));
+    pip.args(["install", "--quiet"]).arg(format!("moto[server,ec2,elbv2,route53,ssm]=={MOTO}"));
+    host::read(&mut pip).context("pip cannot get it: it needs the network, or a mirror that it is configured for")?;
+    fs::write(place.join("whole"), "").context("cannot write into the lab directory")
+}
+
+/// A program of Ignition's.
+fn build(lab: &Lab, package: &str, place: &Path, with_c: bool) -> Result<()> {
+    if host::find("go").is_none() {
+        bail!("Ignition is built from Go's modules: install a Go toolchain");
+    }
+    eprintln!("Ignition {IGNITION}: building its {package} from Go's modules");
+    host::install_missing(&[CERTIFICATES])?;
+    let package = format!("{MODULE}/{package}");
+    let filling = lab.lock()?;
+    let module = Module::new(filling.scratch("ignition")?)?;
+    host::read(module.go().args(["get", &format!("{package}@v{IGNITION}")]))?;
+    let program = module.directory().join("program");
+    let mut go = module.go();
+    if with_c {
+        go.env("CGO_ENABLED", "1");
+    }
+    go.args(["build", "-p", "2", "-trimpath", "-ldflags", &format!("-s -w {AS_FLATCAR}"), "-o"]);
+    host::read(go.arg(&program).arg(&package))?;
+    fs::create_dir_all(place.parent().context("a place in no directory")?).context("cannot create a directory")?;
+    fs::rename(&program, place).with_context(|| format!("cannot move into place {}", place.display()))
+}
+
+fn whole_systems(lab: &Lab, ignition: &Path) -> Result<PathBuf> {
+    host::install_missing(&NEEDS)?;
+    if !ignition.exists() {
+        host::install_missing(&[BLKID])?;
+        build(lab, "internal", ignition, true)?;
+    }
+    let place = lab.root().join("ec2").join(format!("{SYSTEM}-{IGNITION}"));
+    if place.join("whole").exists() {
+        return Ok(place);
+    }
+    eprintln!("installing the system of instances (a minute or more)");
+    let _filling = lab.lock()?;
+    let _ = fs::remove_dir_all(&place);
+    fs::create_dir_all(&place).with_context(|| format!("cannot create {}", place.display()))?;
+    let mut debian = Command::new("mmdebstrap");
+    debian.args(["--mode=root", "--variant=minbase", "--quiet", &format!("--include={PACKAGES}")]);
+    debian.arg("--aptopt=Apt::Install-Recommends \"0\"");
+    for documents in ["man", "locale", "doc"] {
+        debian.arg(format!("--dpkgopt=path-exclude=/usr/share/{documents}/*"));
+    }
+    debian.arg(format!("--customize-hook=chroot \"$1\" systemctl --quiet disable {NOT_AT_BOOT}"));
+    host::run(debian.arg("bookworm").arg(place.join("root")))?;
+    fs::copy(ignition, place.join("ignition")).context("cannot copy Ignition")?;
+    fs::write(place.join("whole"), "").context("cannot write into the lab directory")?;
+    Ok(place)
+}
