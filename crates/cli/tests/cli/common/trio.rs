@@ -117,8 +117,9 @@ impl Trio {
         all.filter(|(_, line)| of_it(line) || agent(line)).map(|(pid, _)| pid).collect()
     }
 
+    /// By etcd's own flag: an agent's command line may name a directory `etcd` before another flag.
     pub fn etcd_of(&self, member: &str) -> Option<u32> {
-        self.processes_of(member, "/etcd --").first().copied()
+        self.processes_of(member, &format!(" --name={member} ")).first().copied()
     }
 
     pub fn agent_of(&self, member: &str) -> Option<u32> {
