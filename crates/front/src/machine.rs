@@ -18,6 +18,7 @@ use quorate_core::kinds::etcd::front::{CONFIG_NAME, DRAINED_NAME, Told};
 use quorate_core::model::{CLIENT_PORT, MemberName, https_url};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
+use tokio::time::timeout;
 
 use crate::behind::Behind;
 use crate::members::Members;
