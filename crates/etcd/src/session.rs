@@ -59,6 +59,12 @@ impl Session {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether etcd has accepted the login, or is being asked right now.
+    fn is_in_use(&self) -> bool {
+        let state = self.state();
+        state.known.is_some() || state.under_way.as_ref().is_some_and(|outcome| outcome.has_changed().is_ok())
+    }
+
     /// The next request logs in again, unless somebody has done so since.
     fn doubt(&self, token: &Token) {
         if self.login.is_none() {
@@ -89,6 +95,11 @@ impl Drop for Unanswered<'_> {
 }
 
 impl Client {
+    /// Whether etcd has accepted this client's password, or is checking it right now: another request costs it no further check.
+    pub fn is_logged_in(&self) -> bool {
+        self.inner.session.as_ref().is_some_and(Session::is_in_use)
+    }
+
     /// One call with one answer, within the request timeout.
     pub(crate) async fn call<Q, R, F>(&self, message: Q, send: impl Fn(Channel, Request<Q>) -> F) -> Result<R, Error>
     where
@@ -182,8 +193,11 @@ impl Client {
             };
             let mut state = session.state();
             state.under_way = None;
-            if let Ok(token) = &outcome {
-                state.known = Some(token.clone());
+            match &outcome {
+                Ok(token) => state.known = Some(token.clone()),
+                // A password that was changed meanwhile: the token of before is of no use either.
+                Err(Error::Unauthenticated(_)) => state.known = None,
+                Err(_) => {}
             }
             drop(state);
             // A learner logs nobody in, yet may answer a few calls without a login.

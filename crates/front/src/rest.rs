@@ -21,7 +21,7 @@ use quorate_etcd::{Answers, Client, Reach, Refusal};
 use quorate_keys::{Keys, Settings};
 use rustls::pki_types::ServerName;
 use serde_json::{Value, json};
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
@@ -172,10 +172,12 @@ async fn v2(shared: &Arc<Shared>, peer: &Peer, head: Parts, body: Incoming) -> R
     let mut request = Request::from_parts(head, body);
     // The library has no use for what proves who somebody is.
     request.headers_mut().remove(header::AUTHORIZATION);
+    let _turn = rest.turn_to_log_in(&who, Kind::Read).await;
     let mut candidates = shared.members.candidates().into_iter().peekable();
     while let Some(member) = candidates.next() {
         let client = rest.clients.get(&behind, &member, &who)?;
         let answer = rest.keys.answer(request.clone(), &client).await;
+        rest.forget_if_refused(&who, &client);
         // Another member may answer what changes nothing.
         if answer.status().is_server_error() && is_read && candidates.peek().is_some() {
             continue;
@@ -269,14 +271,27 @@ impl Shared {
 impl Rest {
     /// Guesses are slowed down. A password that works is not held up by those of others, as it is known already.
     fn may_log_in(&self, from: IpAddr, who: &Who, kind: Kind) -> Result<(), Denied> {
-        let is_login = match who {
-            Who::Password(login) => !self.clients.knows(login),
-            _ => kind == Kind::Login,
-        };
+        let is_login = self.is_login(who, kind);
         let mut rates = self.rates.lock().unwrap_or_else(PoisonError::into_inner);
         match !is_login || rates.take(from, Instant::now()) {
             true => Ok(()),
             false => Err((429, String::from("too many logins from this address; try again in a few seconds"))),
+        }
+    }
+
+    /// Whether etcd has to check a password for this request.
+    fn is_login(&self, who: &Who, kind: Kind) -> bool {
+        match who {
+            Who::Password(login) => !self.clients.knows(login),
+            _ => kind == Kind::Login,
+        }
+    }
+
+    /// Waits while etcd checks enough passwords for others. Not held while a client still sends its request.
+    async fn turn_to_log_in(&self, who: &Who, kind: Kind) -> Option<SemaphorePermit<'_>> {
+        match self.is_login(who, kind) {
+            true => self.logins.acquire().await.ok(),
+            false => None,
         }
     }
 
@@ -297,6 +312,15 @@ impl Rest {
         });
     }
 
+    /// The library's answer does not say whether a password was refused; the client knows.
+    fn forget_if_refused(&self, who: &Who, client: &Client) {
+        if let Who::Password(login) = who
+            && !client.is_logged_in()
+        {
+            self.clients.forget(login);
+        }
+    }
+
     fn note(&self, who: &Who, refusal: &Refusal) {
         if let Who::Password(login) = who
             && is_wrong_password(refusal)
@@ -315,11 +339,7 @@ async fn unary(
     request: Bytes,
 ) -> Result<Answer, Denied> {
     let rest = &shared.rest;
-    let is_login = match who {
-        Who::Password(login) => !rest.clients.knows(login),
-        _ => call.kind == Kind::Login,
-    };
-    let _login = if is_login { Some(rest.logins.acquire().await) } else { None };
+    let _turn = rest.turn_to_log_in(who, call.kind).await;
     let mut last = None;
     for member in shared.members.candidates() {
         let client = rest.clients.get(behind, &member, who)?;
@@ -383,6 +403,7 @@ async fn streamed(
     request: Bytes,
 ) -> Result<Answer, Denied> {
     let place = shared.rest.watches.clone().try_acquire_owned().map_err(|_| busy("too many clients watch"))?;
+    let _turn = shared.rest.turn_to_log_in(who, call.kind).await;
     let mut last = None;
     for member in shared.members.candidates() {
         let client = shared.rest.clients.get(behind, &member, who)?;

@@ -196,11 +196,11 @@ impl Clients {
         Ok(client)
     }
 
-    /// Whether this password is being used already, so that etcd need not be asked again.
+    /// Whether etcd has accepted this password. One that it has not seen yet, or has refused, may be a guess.
     pub fn knows(&self, login: &Login) -> bool {
         let digest = digest(&login.password);
         let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        kept.keys().any(|key| key.user == login.user && key.digest == digest)
+        kept.iter().any(|(key, one)| key.user == login.user && key.digest == digest && one.client.is_logged_in())
     }
 
     /// A password that etcd has refused.

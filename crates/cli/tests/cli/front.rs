@@ -3,6 +3,7 @@
 
 mod drill;
 mod machines;
+mod page;
 mod slow;
 
 use std::collections::BTreeMap;
@@ -541,6 +542,15 @@ fn curl_lines_written_for_v2_work_on_an_etcd_without_it() {
     assert_eq!(front.curl(&["-u", "app:wrong"], "/v2/keys/galaxies", None).0, 401);
     assert_eq!(front.curl(&[], "/v2/keys/galaxies", None).0, 401);
     assert!(v2(&front, "/v2/members", &["-XPOST", "-d", "{}"]).0 >= 400);
+    // Guesses are slowed down, also where somebody repeats one, and do not hold up who knows the password.
+    for guess in ["app:wrong", "nobody:x"] {
+        let mut curl = Command::new("curl");
+        curl.args(["-sS", "--cacert", &front.ca(), "-u", guess, "-w", "\n%{http_code}\n"]);
+        let guesses: Run = curl.args(vec![front.url("/v2/keys/galaxies"); 100]).output().expect("curl runs").into();
+        let said = |status: &str| guesses.stdout.lines().filter(|line| *line == status).count();
+        assert!(said("401") > 0 && said("429") > 0, "{guess}: {}", guesses.stdout);
+        assert_eq!(v2(&front, "/v2/keys/galaxies", &[]).0, 200);
+    }
     // The same nodes, to etcdctl.
     let listed = front.sandbox.etcdctl(&newest(), "c", &["get", "--prefix", "/v2/", "--keys-only"]).ok().stdout;
     assert!(listed.contains("/v2//galaxies"), "{listed}");
