@@ -1,0 +1,62 @@
+//! The page of a Terraform module that put an etcd cluster behind one URL, line by line, through a front of an etcd that has no v2 API. Only
+//! the URL and the user are put in; they come from a file that curl reads, so the lines are as they were written.
+
+use std::process::Command;
+
+use serde_json::{Value, json};
+
+use super::{Front, PASSWORDS};
+use crate::common::{Run, newest};
+
+const URL: &str = "<<load-balancer-url>>";
+
+/// Runs a line of the page in a shell.
+fn line(front: &Front, line: &str) -> Value {
+    let line = line.replace(URL, &front.at);
+    let mut shell = Command::new("sh");
+    let run: Run = shell.args(["-c", &line]).env("CURL_HOME", front.sandbox.path()).output().expect("a shell").into();
+    let said = run.ok().stdout;
+    serde_json::from_str(&said).unwrap_or_else(|_| panic!("{line}: {said}"))
+}
+
+#[test]
+fn every_line_of_the_modules_page_works_through_one_url() {
+    let front = Front::up(&newest(), "client_auth: password", &PASSWORDS.replace("/a/", "/v2/"), &["--insecure-http"]);
+    front.sandbox.file(".curlrc", "user = \"app:correct horse\"\nsilent\nshow-error\nmax-time = 20\n");
+    let line = |text: &str| line(&front, text);
+
+    assert_eq!(line("curl http://<<load-balancer-url>>/health")["health"], "true");
+    assert_eq!(line("curl http://<<load-balancer-url>>/version")["etcdserver"], newest());
+
+    line("curl http://<<load-balancer-url>>/v2/keys/planets -XPUT -d value=\"earth jupiter mars\"");
+    line("curl http://<<load-balancer-url>>/v2/keys/galaxies -XPUT -d value=\"milky way / Orion\"");
+    let planets = line("curl http://<<load-balancer-url>>/v2/keys/planets");
+    let first = planets["node"]["createdIndex"].as_u64().expect("an index");
+    let node = |value: &str, modified: u64, created: u64| json!({"key": "/planets", "value": value, "modifiedIndex": modified, "createdIndex": created});
+    let earth = node("earth jupiter mars", first, first);
+    assert_eq!(planets, json!({"action": "get", "node": earth}));
+    let galaxies = line("curl http://<<load-balancer-url>>/v2/keys/galaxies");
+    assert_eq!(galaxies["node"]["value"], "milky way / Orion");
+
+    let changed =
+        line("curl http://<<load-balancer-url>>/v2/keys/planets -XPUT -d value=\"mercury/venus/saturn/jupiter/earth\"");
+    let mercury = node("mercury/venus/saturn/jupiter/earth", first + 2, first + 2);
+    assert_eq!(changed, json!({"action": "set", "node": mercury, "prevNode": earth}));
+    let gone = json!({"key": "/planets", "modifiedIndex": first + 3, "createdIndex": first + 2});
+    let deleted = line("curl http://<<load-balancer-url>>/v2/keys/planets -XDELETE");
+    assert_eq!(deleted, json!({"action": "delete", "node": gone, "prevNode": mercury}));
+
+    // "Keep clicking refresh": wherever a request lands, the leader and its two followers are shown, with what the page shows of them.
+    let shown: Vec<Value> = (0..6).map(|_| line("curl http://<<load-balancer-url>>/v2/stats/leader")).collect();
+    for stats in &shown {
+        assert_eq!(stats["leader"], shown[0]["leader"], "{stats}");
+        let followers = stats["followers"].as_object().expect("followers");
+        assert_eq!(followers.len(), 2, "{stats}");
+        for follower in followers.values() {
+            for figure in ["current", "average", "standardDeviation", "minimum", "maximum"] {
+                assert!(follower["latency"][figure].is_number(), "{figure}: {stats}");
+            }
+            assert!(follower["counts"]["fail"].is_u64() && follower["counts"]["success"].is_u64(), "{stats}");
+        }
+    }
+}
