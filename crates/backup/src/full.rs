@@ -117,9 +117,9 @@ async fn stored(
         Ok((Hash::from(hash_at(source, revision).await?), keys))
     };
     let path = names.snapshot(&draft.id);
-    let uploaded =
-        upload(store, &path, snapshot, draft.recipient(), settings.compression, &about.from_member, progress);
-    let ((hash, keys), (checked, sealed)) = tokio::try_join!(measured, uploaded)?;
+    let sealing = pipe::seal(settings.compression, draft.recipient());
+    let uploaded = upload(store, &path, snapshot, sealing, &about.from_member, progress, measured);
+    let (checked, sealed, (hash, keys)) = uploaded.await?;
     Ok(Manifest {
         format: FORMAT,
         id: draft.id.clone(),
@@ -147,16 +147,16 @@ async fn stored(
 
 type Pieces = futures_util::stream::Peekable<crate::source::SnapshotStream>;
 
-async fn upload(
+/// Where it fails, or what is measured meanwhile does, nothing of it stays in the store.
+async fn upload<T>(
     store: &Store,
     path: &str,
     snapshot: Pieces,
-    recipient: Option<String>,
-    level: i32,
+    Sealing { input, mut output, done }: Sealing,
     member: &str,
     progress: &(dyn Fn(u64) + Sync),
-) -> Result<(SnapshotFile, Sealed), Error> {
-    let Sealing { input, mut output, done } = pipe::seal(level, recipient);
+    meanwhile: impl Future<Output = Result<T, Error>>,
+) -> Result<(SnapshotFile, Sealed, T), Error> {
     let mut upload = store.upload(path).await?;
     let drain = async {
         while let Some(part) = output.recv().await {
@@ -166,11 +166,11 @@ async fn upload(
     };
     let fed = feed(snapshot, input, member, progress);
     let through = async {
-        let (checked, ()) = tokio::try_join!(fed, drain)?;
+        let (checked, (), measured) = tokio::try_join!(fed, drain, meanwhile)?;
         let sealed = done.await?.map_err(Error::key("the snapshot"))?;
         // A pipe that ended early without an error does not exist.
         let checked = checked.ok_or_else(|| Error::SnapshotCorrupt { member: member.to_owned(), bytes: 0 })?;
-        Ok((checked, sealed))
+        Ok((checked, sealed, measured))
     };
     match through.await {
         Ok(stored) => upload.finish().await.map(|()| stored).map_err(Error::from),

@@ -260,20 +260,29 @@ pub async fn list_digest(store: &Store, repository: &str, stanza: &str, label: &
 /// The SHA-256 of the names and sizes of all files that the store has of a backup and of those that it rests on. It tells whether any of
 /// them is gone without reading them; their content is pgBackRest's to check.
 pub async fn files_digest(store: &Store, catalog: &Catalog, manifest: &Manifest) -> Result<String, Error> {
-    let (mut files, mut next) = (String::new(), Some(manifest));
-    while let Some(Manifest { taken, repository, cluster, .. }) = next {
-        let BackupTaken { label, prior, .. } = taken;
-        if !is_label(label) {
-            return Err(Error::Label(label.clone()));
+    let Manifest { repository, cluster, .. } = manifest;
+    let (mut files, mut next) = (String::new(), Some(manifest.label().to_owned()));
+    while let Some(label) = next {
+        if !is_label(&label) {
+            return Err(Error::Label(label));
         }
         for file in store.list(&format!("{}/backup/{cluster}/{label}/", repository.trim_matches('/'))).await? {
             let _ = writeln!(files, "{} {}", file.bytes, file.path);
         }
         // A machine says what it rests on: it must not lead in a circle.
-        let prior = prior.as_ref().filter(|prior| *prior < label);
-        next = prior.and_then(|prior| catalog.find(prior)).map(|listed| &listed.manifest);
+        next = rests_on(catalog, manifest, &label).filter(|prior| *prior < label);
     }
     Ok(sha256_hex(files.as_bytes()))
+}
+
+/// Where quorate was killed before it wrote a manifest, a later backup may rest on one without. Its label names the full one.
+fn rests_on(catalog: &Catalog, manifest: &Manifest, label: &str) -> Option<String> {
+    let known =
+        if label == manifest.label() { Some(manifest) } else { catalog.find(label).map(|listed| &listed.manifest) };
+    match known {
+        Some(known) => known.taken.prior.clone(),
+        None => label.split_once('_').map(|(full, _)| full.to_owned()),
+    }
 }
 
 #[cfg(test)]
@@ -366,6 +375,9 @@ mod tests {
         std::fs::remove_file(files.join(full.label()).join("bundle/1")).unwrap();
         let gone = digests().await;
         assert!(gone.0 != changed.0 && gone.1 != changed.1);
+        // quorate was killed before it noted the full one.
+        let catalog = Catalog { backups: vec![listed(&more)], strange: Vec::new() };
+        assert_eq!(files_digest(&store, &catalog, &more).await.unwrap(), gone.1);
     }
 
     #[test]
