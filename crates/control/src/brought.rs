@@ -135,6 +135,7 @@ pub fn resolve_paths(spec: &mut ClusterSpec, base: &Path) {
     for user in &mut spec.auth.users {
         user.password_file.iter_mut().for_each(resolve);
     }
+    spec.postgres.iter_mut().flat_map(|postgres| postgres.all_password_files_mut()).for_each(resolve);
     if let Some(forwarding) = spec.host.as_mut().and_then(|host| host.log_forwarding.as_mut()) {
         if let Some(forward) = &mut forwarding.forward {
             resolve(&mut forward.shared_key_file);
@@ -195,6 +196,19 @@ fn s3_stores(spec: &ClusterSpec) -> impl Iterator<Item = (u8, &'static str, &S3D
     })
 }
 
+const GOOD_PASSWORD: &str =
+    "use letters, digits and other visible ASCII characters, but no spaces, quotes, `:` or `\\`";
+
+/// PostgreSQL prepares other characters in its own way before it computes what it stores, and the files of its programs need some of these
+/// for themselves.
+fn postgres_password(password: &str) -> Result<(), &'static str> {
+    let is_good = |c: char| c.is_ascii_graphic() && !['\'', '"', '`', ':', '\\'].contains(&c);
+    match password.chars().all(is_good) {
+        true => Ok(()),
+        false => Err("a password with characters that PostgreSQL's programs do not all read alike"),
+    }
+}
+
 struct Reader {
     problems: Vec<FileProblem>,
 }
@@ -243,6 +257,13 @@ impl Reader {
             let Some(path) = &user.password_file else { continue };
             if let Some(password) = self.password(&format!("auth.users[{index}].password_file"), path) {
                 passwords.insert(user.name.to_string(), password);
+            }
+        }
+        for (user, field, path) in spec.postgres.iter().flat_map(|postgres| postgres.all_password_files()) {
+            let Some(password) = self.password(&field, path) else { continue };
+            match postgres_password(password.expose()) {
+                Ok(()) => drop(passwords.insert(user, password)),
+                Err(why) => self.complain(&field, format!("{} holds {why}", path.display()), Some(GOOD_PASSWORD)),
             }
         }
         passwords

@@ -40,7 +40,7 @@ pub(crate) fn make(
                 ledger.etcd.auth.jwt = Some(JwtKeys { private, public });
             }
             SecretKind::BackupSigning => ledger.backup_signing = Some(crate::kinds::etcd::backup::signing::record(now)),
-            SecretKind::PostgresPasswords => passwords::make(ledger, spec),
+            SecretKind::PostgresPasswords => passwords::make(ledger, spec, brought),
             SecretKind::Revocations => sign_lists(ledger, now)?,
         }
     }

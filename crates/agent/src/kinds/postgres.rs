@@ -43,6 +43,7 @@ use quorate_core::kinds::postgres::{RestoreSeen, TaskSeen, desire, repository};
 use quorate_core::model::Exit;
 
 use jobs::Jobs;
+use tokio::task::JoinHandle;
 
 pub(crate) use haproxy::complaint as haproxy_complaint;
 pub(crate) use pgbouncer::SETTINGS as PGBOUNCER_SETTINGS;
@@ -67,6 +68,8 @@ pub(crate) struct Postgres {
     jobs: Jobs,
     /// A backup that is being restored next to the data, or has failed to be.
     restoring: Mutex<Option<RestoreSeen>>,
+    /// What works on that.
+    restore_task: tokio::sync::Mutex<Option<JoinHandle<()>>>,
     /// What is done in the background, or was.
     task: Mutex<Option<TaskSeen>>,
     /// Counts how often clients were held back, so an old time limit releases nobody.

@@ -18,9 +18,9 @@ pub async fn run(context: &Context, options: cli::RotatePasswords) -> Result<Exi
         passwords::check_dcs(&ledger).map_err(|error| context.error(error))?;
         return rotate_dcs(context, &ledger, options.yes).await;
     }
-    let checked = passwords::check(&ledger, &options.users);
-    let users = checked.map_err(|error| context.error(error))?;
     let cluster = Cluster { brought: load::brought_files(&ledger)?, spec: ledger.spec.clone() };
+    let checked = passwords::check(&ledger, &cluster.brought, &options.users);
+    let users = checked.map_err(|error| context.error(error))?;
     let rotate = Rotate::prepare(&context.home, &cluster, users).await.map_err(|error| context.error(error))?;
     context.show_plan(&options.name, &rotate.plan)?;
     agree(context, options.yes, rotate.plan.steps.len())?;

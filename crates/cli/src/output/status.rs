@@ -61,6 +61,9 @@ pub fn page(status: &Status, look: Look) -> Page {
             page.plain(4, &format!("  remedy: {remedy}"));
         }
     }
+    if let Some(postgres) = status.postgres.as_ref().filter(|_| status.verdict != Verdict::Off) {
+        postgres::remarks(&mut page, status, postgres);
+    }
     pending(&mut page, status);
     for request in &status.requests {
         let text = format!("{} (`quorate requests {}`)", request.what, status.cluster);

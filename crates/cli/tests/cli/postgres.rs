@@ -2,6 +2,7 @@
 //! confirmed is lost.
 
 mod backups;
+mod minor;
 mod older_etcd;
 mod older_patroni;
 mod other_etcd;
@@ -268,6 +269,11 @@ fn members_come_and_go_lose_their_data_and_the_primary_dies() {
     std::fs::remove_dir_all(&data).unwrap();
     let done = shop.apply().ok().text();
     assert!(done.contains(&format!("clone the data to {replica}")), "{done}");
+    // From the other replica: the primary serves its clients.
+    let log = shop.sandbox.home().join(format!("machines/shop/{replica}/root/var/log/patroni.log"));
+    let log = std::fs::read_to_string(log).expect("Patroni's log");
+    let last = log.lines().rfind(|line| line.contains("bootstrapped from"));
+    assert!(last.is_some_and(|line| line.contains("bootstrapped from replica")), "{last:?}");
     // One more, and the primary leaves.
     let leaving = shop.primary();
     let stay: Vec<&str> = THREE.into_iter().chain(["pg-4"]).filter(|name| *name != leaving).collect();

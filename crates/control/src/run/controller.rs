@@ -22,6 +22,7 @@ use tokio::time::Instant;
 
 use crate::brought::BroughtFiles;
 use crate::home::Home;
+use crate::kinds::postgres::passwords;
 use crate::ledger::{Held, LedgerError, Store};
 use crate::run::error::ControlError;
 use crate::run::event::{Agreed, Event, Reporter};
@@ -366,7 +367,8 @@ pub async fn plan(
     let mut plan = planner::plan(wish, configs, &ledger, &seen);
     let makes = |step: &Step| matches!(step.action, Action::CreateMachine { .. });
     let machines = if plan.steps.iter().any(makes) { provider.how_machines_run().await } else { None };
-    let around = Surroundings { comes_from: comes_from(spec), machines };
+    let other_passwords = passwords::changed_files(&ledger, brought);
+    let around = Surroundings { comes_from: comes_from(spec), machines, other_passwords };
     plan.remarks = planner::remarks(spec, &plan.steps, &seen, &around);
     Ok(plan)
 }

@@ -8,7 +8,9 @@ use quorate_core::planner::Plan;
 use quorate_core::spec::Kind;
 
 use super::{Cluster, VerbError, consent, refuse_if_being_destroyed, refuse_if_off, refuse_unless_formed};
+use crate::brought::BroughtFiles;
 use crate::home::Home;
+use crate::kinds::postgres::passwords::new;
 use crate::run::controller;
 
 pub struct Rotate {
@@ -17,7 +19,7 @@ pub struct Rotate {
 }
 
 /// Whose passwords are to change, if they can now.
-pub fn check(ledger: &Ledger, users: &[String]) -> Result<Vec<String>, VerbError> {
+pub fn check(ledger: &Ledger, brought: &BroughtFiles, users: &[String]) -> Result<Vec<String>, VerbError> {
     check_cluster(ledger)?;
     refuse_if_changing(ledger)?;
     let name = &ledger.spec.name;
@@ -27,7 +29,22 @@ pub fn check(ledger: &Ledger, users: &[String]) -> Result<Vec<String>, VerbError
         let hint = format!("users are {}", known.join(", "));
         return Err(VerbError::Refused { what: format!("cluster {name} has no user `{unknown}`"), hint });
     }
-    Ok(if users.is_empty() { known } else { users.to_vec() })
+    let in_force = |user: &str| ledger.postgres.passwords.as_ref().and_then(|all| all.of(user));
+    let is_unchanged = |user: &String| brought.passwords.get(user).is_some_and(|it| in_force(user) == Some(it));
+    let mut asked = users.to_vec();
+    if users.is_empty() {
+        asked = known.into_iter().filter(|user| !is_unchanged(user)).collect();
+    }
+    match asked.iter().find(|user| is_unchanged(user)) {
+        None if !asked.is_empty() => Ok(asked),
+        unchanged => Err(VerbError::Refused {
+            what: match unchanged {
+                Some(user) => format!("the file of {user} holds the password that is in force"),
+                None => String::from("the files of all users hold the passwords that are in force"),
+            },
+            hint: String::from("write a new password into the file, and re-run"),
+        }),
+    }
 }
 
 /// Whether the password for the DCS can change now. An interrupted change of it is continued.
@@ -70,7 +87,7 @@ pub fn confirm_dcs(ledger: &mut Ledger) {
 
 impl Rotate {
     pub async fn prepare(home: &Home, cluster: &Cluster, users: Vec<String>) -> Result<Self, VerbError> {
-        let next: BTreeMap<_, _> = users.into_iter().map(|user| (user, quorate_pki::random_token())).collect();
+        let next: BTreeMap<_, _> = users.into_iter().map(|user| (user.clone(), new(&cluster.brought, &user))).collect();
         let id = quorate_pki::random_hex(8);
         let mut rotation = Rotation::new(consent(String::new()), id, next);
         let note = |ledger: &mut Ledger| ledger.postgres.rotation = Some(rotation.clone());

@@ -29,6 +29,8 @@ pub enum RemarkKind {
     Agents,
     /// Which machines the provider cannot be asked about.
     Places,
+    /// Whose file holds another password than the one in force.
+    Passwords,
 }
 
 /// What surrounds the cluster and only the controller knows.
@@ -38,6 +40,8 @@ pub struct Surroundings {
     pub comes_from: BTreeMap<MemberName, IpAddr>,
     /// How the provider would run machines, in words.
     pub machines: Option<String>,
+    /// Users of PostgreSQL whose file holds another password than the one in force.
+    pub other_passwords: Vec<String>,
 }
 
 /// What the steps call for.
@@ -53,8 +57,23 @@ pub fn remarks(spec: &ClusterSpec, steps: &[Step], seen: &Observation, around: &
     }
     remarks.extend(versions(spec, steps, seen).map(|text| Remark { kind: RemarkKind::Versions, text }));
     remarks.extend(older_agents(seen).map(|text| Remark { kind: RemarkKind::Agents, text }));
+    remarks.extend(other_passwords(spec, around).map(|text| Remark { kind: RemarkKind::Passwords, text }));
     remarks.extend(out_of_reach(seen).map(|text| Remark { kind: RemarkKind::Places, text }));
     remarks
+}
+
+/// A password changes in steps that members confirm, so it takes a command.
+fn other_passwords(spec: &ClusterSpec, around: &Surroundings) -> Option<String> {
+    let users = &around.other_passwords;
+    (!users.is_empty()).then(|| {
+        let flags: Vec<String> = users.iter().map(|user| format!("--user {user}")).collect();
+        format!(
+            "the password in the file of {} is not the one in force: `quorate passwords rotate {} {}` takes it up",
+            users.join(", "),
+            spec.name,
+            flags.join(" ")
+        )
+    })
 }
 
 /// Nothing can be done to such machines, though their agents may answer.

@@ -79,6 +79,10 @@ pub fn happen(scene: &mut Scene, member: &MemberName, words: &[&str]) -> bool {
             spec.expect("a member").tags = Some(Tags { nofailover: true, ..Tags::default() });
         }
         ["needs", "a", "restart"] => status(scene, member).pending_restart = true,
+        ["runs", "PostgreSQL", running, "and", "has", installed] => {
+            status(scene, member).server_version = Some((*running).to_owned());
+            facts(scene, member).postgres = BinarySeen::Version((*installed).to_owned());
+        }
         ["has", "not", "read", "the", "configuration"] => facts(scene, member).applied = None,
         ["does", "not", "stream"] => status(scene, member).streaming = false,
         ["has", "no", "synchronous", "standby"] => {

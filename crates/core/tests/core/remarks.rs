@@ -27,7 +27,11 @@ fn spec(firewall: &str, to: &str) -> ClusterSpec {
 fn around(address: &str) -> Surroundings {
     let address: IpAddr = address.parse().unwrap();
     let comes_from = ["m1", "m2", "m3"].map(|member| (MemberName::from(member), address));
-    Surroundings { comes_from: BTreeMap::from(comes_from), machines: Some(String::from("machines are emulated")) }
+    Surroundings {
+        comes_from: BTreeMap::from(comes_from),
+        machines: Some(String::from("machines are emulated")),
+        ..Surroundings::default()
+    }
 }
 
 fn told(spec: &ClusterSpec, steps: &[Step], seen: &Observation, around: &Surroundings) -> Vec<String> {

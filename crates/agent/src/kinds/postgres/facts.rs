@@ -51,7 +51,7 @@ impl Agent {
         let state = self.state.get();
         let known = &state.postgres.programs;
         Ok(Some(Box::new(PostgresFacts {
-            postgres: programs::still(known.postgres.as_ref().map(|home| home.join("postgres")), &known.postgres_seen),
+            postgres: self.postgres_now(known).await,
             patroni: self.patroni_now(known).await,
             pgbackrest: programs::still(known.pgbackrest.clone(), &known.pgbackrest_seen),
             repository: state.postgres.repository.clone(),

@@ -66,12 +66,31 @@ pub(super) fn marked(layout: &Layout) -> Vec<Process> {
     child::find_all_by_mark(layout, SERVICE)
 }
 
+/// Says in the environment of a process which restored data it works on, so what a killed agent left at work is found.
+pub(super) const WORKS_ON: &str = "QUORATE_WORKS_ON";
+
+/// Ends what still works on restored data that nobody waits for any more.
+pub(super) fn end_work_on(data: &Path) {
+    for process in process::with_environment(WORKS_ON, &data.display().to_string()) {
+        process.end(IMMEDIATE);
+    }
+}
+
+/// Whether data is being cloned to this machine right now.
+pub(super) fn is_cloning(layout: &Layout) -> bool {
+    marked(layout).iter().any(|process| program_of(process.pid).as_deref() == Some("pg_basebackup"))
+}
+
+fn program_of(pid: u32) -> Option<String> {
+    let words = words_of(pid);
+    Some(Path::new(words.first()?).file_name()?.to_str()?.to_owned())
+}
+
 /// What a Patroni that was killed has left at work on the data. A clone is ended, because the next Patroni begins it again. One that rewinds
 /// the data is waited for: half of that is of no use to anybody.
 pub(super) fn end_leftovers(layout: &Layout) -> Result<(), AgentError> {
     for process in marked(layout) {
-        let program = words_of(process.pid).first().and_then(|word| Some(Path::new(word).file_name()?.to_owned()));
-        match program.as_deref().and_then(|name| name.to_str()) {
+        match program_of(process.pid).as_deref() {
             Some("pg_basebackup") => process.end(IMMEDIATE),
             Some(name @ "pg_rewind") => {
                 let pid = i32::try_from(process.pid).unwrap_or_default();

@@ -67,10 +67,20 @@ impl Agent {
 
     /// Another version may have been installed in the same place. It takes effect when Patroni restarts.
     pub(super) async fn patroni_now(&self, known: &Programs) -> BinarySeen {
-        let seen = still(known.patroni.clone(), &known.patroni_seen);
-        match (&known.patroni, &seen) {
-            (Some(path), BinarySeen::Version(_)) => {
-                version_of(path, &self.cache).await.map_or(seen, BinarySeen::Version)
+        self.version_now(known.patroni.clone(), &known.patroni_seen).await
+    }
+
+    /// The same of PostgreSQL, which Patroni restarts.
+    pub(super) async fn postgres_now(&self, known: &Programs) -> BinarySeen {
+        let program = known.postgres.as_ref().map(|directory| directory.join("postgres"));
+        self.version_now(program, &known.postgres_seen).await
+    }
+
+    async fn version_now(&self, program: Option<PathBuf>, known: &BinarySeen) -> BinarySeen {
+        let seen = still(program.clone(), known);
+        match (&program, &seen) {
+            (Some(program), BinarySeen::Version(_)) => {
+                version_of(program, &self.cache).await.map_or(seen, BinarySeen::Version)
             }
             _ => seen,
         }

@@ -80,6 +80,12 @@ impl Said {
     }
 }
 
+/// Why PostgreSQL is restarted.
+enum Waits {
+    Parameter,
+    Release { running: String, installed: String },
+}
+
 impl Agent {
     pub(super) fn rest(&self) -> Result<Rest, AgentError> {
         let state = self.state.get();
@@ -123,19 +129,39 @@ impl Agent {
         Ok(())
     }
 
-    /// Only where a parameter waits for it, so an order that comes late disturbs nobody.
+    /// Only where a parameter or another minor release waits for it, so an order that comes late disturbs nobody.
     pub(super) async fn restart_postgres(&self) -> Result<(), Refusal> {
         let rest = self.rest()?;
         self.wait_for_lowered_limits().await?;
-        let body = json!({ "restart_pending": true });
+        let body = match self.waits_for_restart().await? {
+            None => return Ok(()),
+            Some(Waits::Parameter) => json!({ "restart_pending": true }),
+            Some(Waits::Release { .. }) => json!({}),
+        };
         let said = rest.command(Method::POST, "/restart", body, RESTARTING).await?;
-        if !self.patroni_status().await?.pending_restart {
-            return Ok(());
-        }
-        match said.status {
-            StatusCode::OK => Err(Refusal::failed("PostgreSQL restarted and still waits for a restart")),
+        match (self.waits_for_restart().await?, said.status) {
+            (None, _) => Ok(()),
+            (Some(Waits::Parameter), StatusCode::OK) => {
+                Err(Refusal::failed("PostgreSQL restarted and still waits for a restart"))
+            }
+            (Some(Waits::Release { running, installed }), StatusCode::OK) => Err(Refusal::failed(format!(
+                "PostgreSQL restarted and is still {running}, although {installed} is installed"
+            ))),
             _ => Err(said.refused("restart PostgreSQL")),
         }
+    }
+
+    /// What takes effect when PostgreSQL restarts.
+    async fn waits_for_restart(&self) -> Result<Option<Waits>, Refusal> {
+        if self.patroni_status().await?.pending_restart {
+            return Ok(Some(Waits::Parameter));
+        }
+        let facts = self.postgres_facts(false).await?;
+        let release = facts.as_ref().and_then(|facts| facts.other_release());
+        Ok(release.map(|(running, installed)| Waits::Release {
+            running: running.to_owned(),
+            installed: installed.to_owned(),
+        }))
     }
 
     /// A standby starts with no less of some limits than its data says that the primary has. The primary has restarted with less by now;

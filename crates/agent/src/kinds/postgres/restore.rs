@@ -11,7 +11,7 @@ use quorate_core::model::{DataSeen, Stamp};
 use super::config::{PatroniConfig, configured_files};
 use super::temporary::Trouble;
 use super::tools::{identifier, literal};
-use super::{data, dcs, tablespaces};
+use super::{data, dcs, processes, tablespaces};
 use crate::agent::Agent;
 use crate::api::Refusal;
 use crate::files::{self, Owner};
@@ -30,16 +30,29 @@ impl Agent {
             return Ok(());
         }
         self.pgbackrest()?;
+        let layout = self.layout.clone();
+        // The tablespaces of a clone look unused until its last file has come.
+        if blocking(move || Ok::<_, AgentError>(processes::is_cloning(&layout))).await? {
+            return Err(Refusal::failed(
+                "data is being cloned to this machine; nothing is restored here before that has ended",
+            ));
+        }
+        let mut task = self.postgres.restore_task.lock().await;
+        // Of a restore that was withdrawn: two at work on one directory would damage what they restore.
+        if let Some(former) = task.take() {
+            former.abort();
+            let _ = former.await;
+        }
         self.note_restore(&stamp, RestoreState::Running { doing: format!("fetching backup {}", target.label) });
         let agent = self.clone();
-        tokio::spawn(async move {
+        *task = Some(tokio::spawn(async move {
             let state = match agent.restore_beside(&stamp, &target).await {
                 Ok(()) => RestoreState::Ready,
                 Err(Trouble::Backup(why)) => RestoreState::Failed { why },
                 Err(Trouble::Other(refusal)) => RestoreState::Failed { why: refusal.to_string() },
             };
             agent.note_restore(&stamp, state);
-        });
+        }));
         Ok(())
     }
 
@@ -54,7 +67,9 @@ impl Agent {
         files::remove(&mark)?;
         let (layout, token) = (self.layout.clone(), stamp.token.clone());
         let tablespaces = blocking(move || {
-            files::remove_dir(&layout.postgres_restored())?;
+            let restored = layout.postgres_restored();
+            processes::end_work_on(&restored);
+            files::remove_dir(&restored)?;
             tablespaces::clear_unused(&layout)?;
             tablespaces::of_restored(&layout, &token)
         })

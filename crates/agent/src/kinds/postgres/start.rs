@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use quorate_core::kinds::postgres::Role;
 use quorate_core::model::{BinarySeen, CertificateUse, DataSeen, Exit, ServiceState, Stamp};
 
-use super::{SERVICE, data, processes};
+use super::{SERVICE, data, processes, tablespaces};
 use crate::agent::Agent;
 use crate::api::Refusal;
 use crate::services::{Gate, Launch};
@@ -107,7 +107,10 @@ impl Agent {
         blocking(move || {
             processes::end_leftovers(&layout)?;
             match data::look(&layout)? {
-                DataSeen::Empty if cloning => data::clear_remnant(&layout, true),
+                DataSeen::Empty if cloning => {
+                    data::clear_remnant(&layout, true)?;
+                    tablespaces::clear_unused(&layout)
+                }
                 DataSeen::Empty => Err(AgentError::PostgresDataGone { path: layout.postgres_data() }),
                 DataSeen::Stamped(_) | DataSeen::Unstamped => Ok(()),
             }

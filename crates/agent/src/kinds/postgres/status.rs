@@ -45,6 +45,7 @@ struct Log {
     location: Option<u64>,
     received_location: Option<u64>,
     replayed_location: Option<u64>,
+    replayed_timestamp: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -137,6 +138,7 @@ fn status_in(page: Value, config: Option<Value>, now: i64) -> Result<PatroniStat
         timeline: page.timeline,
         location: log.and_then(|log| log.location.or(log.received_location)),
         replayed: log.and_then(|log| log.replayed_location),
+        replayed_at: log.and_then(|log| log.replayed_timestamp.as_ref()?.parse().ok()),
         system_id: page.database_system_identifier,
         // 150020 is 15.20.
         server_version: page.server_version.map(|version| format!("{}.{}", version / 10_000, version % 10_000)),
@@ -192,6 +194,10 @@ mod tests {
             "state": "running", "role": "replica", "replication_state": "streaming", "timeline": 2,
             "xlog": {"received_location": 7, "replayed_location": 5, "replayed_timestamp": null, "paused": false},
         });
+        let mut later = replica.clone();
+        later["xlog"]["replayed_timestamp"] = json!("2026-11-18 23:50:01.123456+01:00");
+        let replayed = status_in(later, None, 0).unwrap().replayed_at;
+        assert_eq!(replayed, Some("2026-11-18T22:50:01.123456Z".parse().unwrap()));
         let status = status_in(replica, None, 0).unwrap();
         assert_eq!((status.role, status.streaming), (Role::Replica, true));
         assert_eq!((status.location, status.replayed, status.dcs), (Some(7), Some(5), false));

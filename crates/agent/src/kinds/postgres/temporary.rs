@@ -11,8 +11,8 @@ use quorate_core::kinds::postgres::{RestoreTarget, Until};
 use tokio::process::{Child, Command};
 
 use super::backup::LONGEST;
-use super::tools;
 use super::user::RunAs;
+use super::{processes, tools};
 use crate::agent::Agent;
 use crate::api::Refusal;
 use crate::files::{self, Owner};
@@ -65,11 +65,13 @@ impl Agent {
         let (home, places, bytes) = (self.layout.postgres_home(), [data, tablespaces].map(Path::to_owned), *bytes);
         let log = log_file(data);
         blocking(move || {
+            processes::end_work_on(&places[0]);
             files::remove(&log)?;
             make_room(&home, &places, owner, bytes)
         })
         .await?;
         let mut command = self.pgbackrest_command("restore").await?;
+        command.env(processes::WORKS_ON, data);
         command.arg(format!("--set={label}")).arg(format!("--repo={repository}")).arg("--type=none");
         command.arg(format!("--pg1-path={}", data.display()));
         command.arg(format!("--tablespace-map-all={}", tablespaces.display()));
@@ -87,7 +89,7 @@ impl Agent {
         files::write(&hba_file(data), HBA.as_bytes(), files::PRIVATE, owner)?;
         files::write(&config_file(data), config(target).as_bytes(), files::PRIVATE, owner)?;
         let mut command = run_as.command(&programs.join("postgres"));
-        command.arg("-D").arg(data);
+        command.arg("-D").arg(data).env(processes::WORKS_ON, data);
         for (name, value) in self.settings(data, &socket, target)? {
             command.arg("-c").arg(format!("{name}={value}"));
         }

@@ -1,8 +1,10 @@
 //! The members of a PostgreSQL cluster, as a table.
 
 use quorate_control::kinds::etcd::status::{MemberStatus, Status};
+use quorate_control::kinds::postgres::status::{PostgresMember, PostgresStatus};
+use quorate_core::text::plural;
 
-use super::{Style, health_style, size, table, validity_left};
+use super::{Page, Style, health_style, size, table, validity_left};
 
 /// Columns that a narrow terminal does without, the least needed first.
 pub(super) const DROPPED: [usize; 5] = [1, 9, 8, 6, 5];
@@ -25,8 +27,42 @@ fn row(member: &MemberStatus) -> Vec<table::Cell> {
         (health_style(member.health), member.health.to_owned()),
         cell(member.version.clone()),
         cell(postgres.and_then(|postgres| postgres.timeline).map(|timeline| timeline.to_string())),
-        cell(postgres.and_then(|postgres| postgres.lag_bytes).map(size)),
+        cell(postgres.and_then(lag)),
         cell(member.certificate_left.map(validity_left)),
         cell(member.agent.as_ref().map(|program| program.version.clone())),
     ]
+}
+
+fn lag(member: &PostgresMember) -> Option<String> {
+    let bytes = size(member.lag_bytes?);
+    Some(match member.lag_seconds {
+        Some(seconds) if seconds > 0 => format!("{bytes}, {seconds} s"),
+        _ => bytes,
+    })
+}
+
+/// What waits for a restart, and whether the log and the backups are where they should be.
+pub(super) fn remarks(page: &mut Page, status: &Status, postgres: &PostgresStatus) {
+    let waits = |member: &&MemberStatus| member.postgres.as_ref().is_some_and(|postgres| postgres.pending_restart);
+    for member in status.members.iter().filter(waits) {
+        page.plain(
+            2,
+            &format!("{} waits for a restart; `quorate apply {}` restarts it", member.member, status.cluster),
+        );
+    }
+    if let Some(archive) = &postgres.archive {
+        let log = match archive.waiting {
+            0 => String::from("all finished pieces are stored"),
+            waiting => format!("{} not stored yet, the oldest for {} s", plural(waiting, "piece"), archive.waits_s),
+        };
+        page.plain(2, &format!("log archive: {log}"));
+    }
+    if let Some(backup) = &status.backup {
+        let proven = backup.verified.as_ref().and_then(|note| Some((note, note.verified_at?)));
+        let proven = match proven {
+            Some((note, at)) => format!("{}, verified {}", note.id, at.strftime("%Y-%m-%d %H:%M UTC")),
+            None => String::from("none"),
+        };
+        page.plain(2, &format!("last verified backup: {proven}"));
+    }
 }

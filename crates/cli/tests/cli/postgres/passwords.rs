@@ -115,10 +115,31 @@ fn passwords_change_while_clients_write_and_a_killed_controller_is_no_matter() {
 
     // A user's: connections stay, new ones need the new password.
     let mut connected = stays_connected(&user, 5);
-    shop.sandbox.quorate(&["passwords", "rotate", "shop", "--yes", "--user", "shop"]).ok();
+    let rotate_user = || shop.sandbox.quorate(&["passwords", "rotate", "shop", "--yes", "--user", "shop"]);
+    rotate_user().ok();
     assert!(connected.wait().unwrap().success(), "a connection was cut off");
     assert!(psql(&user, "select 1").fails().stderr.contains("password authentication failed"));
     assert_eq!(psql(&shop.env(&["--user", "shop"]), "select 1").ok().stdout, "1\n");
+
+    // From a file: `plan` says that it differs, and the command takes it up.
+    let text = super::spec("max_connections: 50", &THREE);
+    let named = text.replace("users: [{name: shop}]", "users: [{name: shop, password_file: shop.pw}]");
+    shop.sandbox.file("shop.yaml", &named);
+    shop.sandbox.file("shop.pw", "correct horse\n");
+    let bad = shop.sandbox.quorate(&["plan", "shop.yaml"]).fails().stderr;
+    assert!(bad.contains("shop.pw holds a password with characters") && bad.contains("no spaces"), "{bad}");
+    shop.sandbox.file("shop.pw", "correct-horse\n");
+    let planned = shop.sandbox.quorate(&["plan", "shop.yaml"]).ok().text();
+    assert!(planned.contains("`quorate passwords rotate shop --user shop` takes it up"), "{planned}");
+    shop.apply().ok();
+    assert_ne!(shop.env(&["--user", "shop"])["PGPASSWORD"], "correct-horse");
+    rotate_user().ok();
+    let user = shop.env(&["--user", "shop"]);
+    assert_eq!(user["PGPASSWORD"], "correct-horse");
+    assert_eq!(psql(&user, "select 1").ok().stdout, "1\n");
+    let again = rotate_user().fails().stderr;
+    assert!(again.contains("the file of shop holds the password that is in force"), "{again}");
+    shop.sandbox.assert_nothing_to_do("shop.yaml");
 
     // While a member does not answer, nothing changes; without the member's confirmation nobody could be sure.
     let replica = shop.member_with("replica");

@@ -1,18 +1,20 @@
-//! The passwords of PostgreSQL's users: generated once, kept in the ledger.
+//! The passwords of PostgreSQL's users: generated once or taken from the operator's files, kept in the ledger.
 
 use std::collections::BTreeMap;
 
 use quorate_core::Secret;
-use quorate_core::kinds::postgres::Passwords;
+use quorate_core::kinds::postgres::{Passwords, REPLICATOR, REWINDER, SUPERUSER};
 use quorate_core::model::Ledger;
 use quorate_core::spec::ClusterSpec;
 
+use crate::brought::BroughtFiles;
+
 /// Makes those that the ledger lacks. Known ones stay.
-pub(crate) fn make(ledger: &mut Ledger, spec: &ClusterSpec) {
+pub(crate) fn make(ledger: &mut Ledger, spec: &ClusterSpec, brought: &BroughtFiles) {
     let fresh = || Passwords {
-        superuser: quorate_pki::random_token(),
-        replicator: quorate_pki::random_token(),
-        rewinder: quorate_pki::random_token(),
+        superuser: new(brought, SUPERUSER),
+        replicator: new(brought, REPLICATOR),
+        rewinder: new(brought, REWINDER),
         users: BTreeMap::new(),
         repository: None,
     };
@@ -21,8 +23,22 @@ pub(crate) fn make(ledger: &mut Ledger, spec: &ClusterSpec) {
         passwords.repository.get_or_insert_with(quorate_pki::random_token);
     }
     for user in spec.postgres.iter().flat_map(|postgres| &postgres.users) {
-        passwords.users.entry(user.name.to_string()).or_insert_with(quorate_pki::random_token);
+        passwords.users.entry(user.name.to_string()).or_insert_with(|| new(brought, user.name.as_str()));
     }
+}
+
+/// From the operator's file, or generated.
+pub(crate) fn new(brought: &BroughtFiles, user: &str) -> Secret {
+    brought.passwords.get(user).cloned().unwrap_or_else(quorate_pki::random_token)
+}
+
+/// Users whose file holds another password than the one in force.
+pub(crate) fn changed_files(ledger: &Ledger, brought: &BroughtFiles) -> Vec<String> {
+    let known = ledger.postgres.passwords.iter().filter(|_| ledger.postgres.rotation.is_none());
+    let differs = |(user, password): &(&String, &Secret)| {
+        known.clone().any(|known| known.of(user).is_some_and(|in_force| in_force != *password))
+    };
+    brought.passwords.iter().filter(differs).map(|(user, _)| user.clone()).collect()
 }
 
 /// The same of those that are to come, with the passwords.

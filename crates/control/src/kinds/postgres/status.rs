@@ -1,5 +1,6 @@
 //! The status of a cluster of PostgreSQL.
 
+use jiff::Timestamp;
 use quorate_core::kinds::postgres::{ArchiveSeen, CLIENT_PORT, Formation, PatroniStatus, PostgresFacts, Role};
 use quorate_core::model::{CertificateUse, Exit, Ledger, MemberName, Observation, Power, ServiceState};
 use quorate_core::planner::Decision;
@@ -24,6 +25,8 @@ pub struct PostgresStatus {
     pub strict: bool,
     /// Automatic failover is switched off.
     pub paused: bool,
+    /// What of the primary's log is finished and not stored yet; absent without backups.
+    pub archive: Option<ArchiveSeen>,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -31,6 +34,8 @@ pub struct PostgresMember {
     pub timeline: Option<u64>,
     /// Behind the primary, in bytes.
     pub lag_bytes: Option<u64>,
+    /// The age of the last transaction that was replayed, where it is behind.
+    pub lag_seconds: Option<u64>,
     /// Whether a commit waits for it.
     pub synchronous: bool,
     pub pending_restart: bool,
@@ -94,8 +99,13 @@ pub(crate) fn summarize(ledger: &Ledger, seen: &Observation, decision: &Decision
             synchronous_nodes: nodes,
             strict,
             paused: primary.is_some_and(|(_, status)| status.paused),
+            archive: primary.and_then(|(name, _)| archive(seen, name)).cloned(),
         }),
     }
+}
+
+fn archive<'a>(seen: &'a Observation, primary: &MemberName) -> Option<&'a ArchiveSeen> {
+    found(seen, primary)?.archive.as_ref()
 }
 
 /// So long a finished piece of the log may wait.
@@ -104,8 +114,8 @@ const LATE: u64 = 120;
 /// As the ledger knows it, and whether the log gets to the store: the disk of the primary fills up where it does not.
 fn backup_status(ledger: &Ledger, seen: &Observation, primary: Option<&MemberName>) -> Option<BackupStatus> {
     let mut status = backup::standing(ledger, seen.now)?;
-    let facts = primary.and_then(|primary| seen.facts(primary)?.postgres.as_ref()?.archive.as_ref());
-    if let (Some(primary), Some(ArchiveSeen { waiting, waits_s })) = (primary, facts)
+    let found = primary.and_then(|primary| archive(seen, primary));
+    if let (Some(primary), Some(ArchiveSeen { waiting, waits_s })) = (primary, found)
         && *waits_s > LATE
     {
         status.problems.push(format!(
@@ -213,10 +223,22 @@ fn member_status(
         postgres: status.map(|status| PostgresMember {
             timeline: status.timeline,
             lag_bytes: end.and_then(|end| Some(end.saturating_sub(status.location?))),
+            lag_seconds: lag_seconds(status, end, seen.now),
             synchronous,
             pending_restart: status.pending_restart,
         }),
         member,
+    }
+}
+
+/// A standby that has replayed all there is does not lag, however long ago the last transaction was.
+fn lag_seconds(status: &PatroniStatus, end: Option<u64>, now: Timestamp) -> Option<u64> {
+    if status.role != Role::Replica {
+        return None;
+    }
+    match status.replayed? >= end? {
+        true => Some(0),
+        false => u64::try_from(now.duration_since(status.replayed_at?).as_secs()).ok(),
     }
 }
 

@@ -408,7 +408,7 @@ fn tags_of(tags: &Tags) -> Map<String, Value> {
     let words = [
         ("nofailover", tags.nofailover),
         ("noloadbalance", tags.noloadbalance),
-        ("clonefrom", tags.clonefrom),
+        ("clonefrom", tags.is_cloned_from()),
         ("nosync", tags.nosync),
     ];
     let words = words.into_iter().filter(|(_, set)| *set).map(|(name, _)| (name.to_owned(), Value::from(true)));

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
+use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::parameters::Changed;
@@ -57,6 +58,22 @@ pub struct PostgresFacts {
     /// Work in the background: the rehearsal of an upgrade, or what comes after one. Forgotten when the agent ends.
     #[serde(default)]
     pub task: Option<TaskSeen>,
+}
+
+impl PostgresFacts {
+    /// The minor release that runs and the one that is installed now, where they differ: the programs were exchanged since it started.
+    /// Versions with other words in them, such as those of a beta, are not compared.
+    pub fn other_release(&self) -> Option<(&str, &str)> {
+        let BinarySeen::Version(installed) = &self.postgres else { return None };
+        let running = self.status.as_ref()?.server_version.as_deref()?;
+        let is_release = |text: &str| {
+            let number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+            text.split_once('.').is_some_and(|(major, minor)| number(major) && number(minor))
+        };
+        let major = |text: &str| text.split('.').next().map(str::to_owned);
+        let differ = is_release(installed) && major(running) == major(installed) && running != installed;
+        differ.then_some((running, installed))
+    }
 }
 
 /// The control file of a data directory.
@@ -161,6 +178,9 @@ pub struct PatroniStatus {
     pub location: Option<u64>,
     /// How far the log was replayed; of a replica.
     pub replayed: Option<u64>,
+    /// When the last transaction that was replayed ended on the primary.
+    #[serde(default)]
+    pub replayed_at: Option<Timestamp>,
     pub system_id: Option<String>,
     /// Of PostgreSQL, such as 15.18.
     pub server_version: Option<String>,

@@ -124,9 +124,12 @@ impl World {
                 (found.control, found.repository) = (None, None);
                 (found.data, found.last_started, found.system_id) = (DataSeen::Empty, None, None);
             }),
-            Action::RestartPostgres { member } => self.on_status(member, |status| {
+            Action::RestartPostgres { member } => self.on_postgres(member, |found| {
+                let installed = found.other_release().map(|(_, installed)| installed.to_owned());
+                let Some(status) = &mut found.status else { return };
                 status.pending_restart = false;
                 status.pending.clear();
+                status.server_version = installed.or_else(|| status.server_version.take());
             }),
             Action::Switchover { member, to } => {
                 let config = self.config_in_dcs();
@@ -242,6 +245,7 @@ fn replica(system_id: Option<String>, config: Option<String>) -> PatroniStatus {
         timeline: Some(1),
         location: Some(1),
         replayed: Some(1),
+        replayed_at: None,
         system_id,
         server_version: None,
         patroni_version: None,

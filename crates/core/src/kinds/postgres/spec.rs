@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::{REPLICATOR, REWINDER, SUPERUSER};
 use crate::spec::{AuthName, MemberSpec, Millis, Name};
 
 /// Settings of PostgreSQL and of Patroni, which keeps it available.
@@ -37,9 +38,12 @@ pub struct PostgresSettings {
     /// Databases to create.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub databases: Vec<Database>,
-    /// Users to create. quorate generates their passwords; `quorate env` shows them.
+    /// Users to create; `quorate env` shows their passwords.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub users: Vec<User>,
+    /// Files with the passwords of the users that quorate itself needs. If absent, quorate generates these passwords.
+    #[serde(default, skip_serializing_if = "PasswordFiles::is_empty")]
+    pub password_files: PasswordFiles,
     /// Replication slots that Patroni keeps on whichever member is the primary. It drops one that is removed here.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub slots: Vec<Slot>,
@@ -75,6 +79,7 @@ impl PostgresSettings {
             synchronous: Synchronous::default(),
             databases: Vec::new(),
             users: Vec::new(),
+            password_files: PasswordFiles::default(),
             slots: Vec::new(),
             pg_hba: Vec::new(),
             locale: default_locale(),
@@ -183,6 +188,60 @@ pub struct Database {
 pub struct User {
     /// Name of the user.
     pub name: AuthName,
+    /// File with the password. If absent, quorate generates it. `quorate passwords rotate` takes up what was changed in the file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1))]
+    pub password_file: Option<PathBuf>,
+}
+
+/// Where the passwords of PostgreSQL's own users come from.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct PasswordFiles {
+    /// Of the user `postgres`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub superuser: Option<PathBuf>,
+    /// Of the user `replicator`, as whom standbys log in to the primary.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub replicator: Option<PathBuf>,
+    /// Of the user `rewinder`, for `pg_rewind`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rewinder: Option<PathBuf>,
+}
+
+impl PasswordFiles {
+    pub fn is_empty(&self) -> bool {
+        *self == PasswordFiles::default()
+    }
+
+    /// By user, with the name of the field.
+    fn named(&self) -> [(&'static str, &'static str, &Option<PathBuf>); 3] {
+        [
+            (SUPERUSER, "superuser", &self.superuser),
+            (REPLICATOR, "replicator", &self.replicator),
+            (REWINDER, "rewinder", &self.rewinder),
+        ]
+    }
+}
+
+impl PostgresSettings {
+    /// All files with passwords: the user, the field below the cluster, and the file.
+    pub fn all_password_files(&self) -> Vec<(String, String, &PathBuf)> {
+        let own = self.password_files.named().into_iter().filter_map(|(user, field, path)| {
+            Some((user.to_owned(), format!("postgres.password_files.{field}"), path.as_ref()?))
+        });
+        let declared = self.users.iter().enumerate().filter_map(|(index, user)| {
+            let field = format!("postgres.users[{index}].password_file");
+            Some((user.name.to_string(), field, user.password_file.as_ref()?))
+        });
+        own.chain(declared).collect()
+    }
+
+    pub fn all_password_files_mut(&mut self) -> impl Iterator<Item = &mut PathBuf> {
+        let PasswordFiles { superuser, replicator, rewinder } = &mut self.password_files;
+        let declared = self.users.iter_mut().map(|user| &mut user.password_file);
+        [superuser, replicator, rewinder].into_iter().chain(declared).flatten()
+    }
 }
 
 /// A replication slot for a client outside the cluster.
@@ -315,9 +374,10 @@ pub struct Tags {
     /// Patroni's health check for replicas does not count it, so proxies send it no clients.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub noloadbalance: bool,
-    /// New members are cloned from it rather than from the primary.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub clonefrom: bool,
+    /// New members are cloned from it rather than from the primary, while it is a standby. If absent, true, unless `nofailover` or
+    /// `nosync` is set.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub clonefrom: Option<bool>,
     /// Commits never wait for it.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub nosync: bool,
@@ -327,6 +387,11 @@ pub struct Tags {
 }
 
 impl Tags {
+    /// Whether others are cloned from it while it is a standby. Reading all data for a clone is work that the primary need not do.
+    pub fn is_cloned_from(&self) -> bool {
+        self.clonefrom.unwrap_or(!self.nofailover && !self.nosync)
+    }
+
     /// Whether it never becomes the primary.
     pub fn bars_takeover(&self) -> bool {
         self.nofailover || self.failover_priority == Some(0)

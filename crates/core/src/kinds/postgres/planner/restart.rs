@@ -88,10 +88,14 @@ fn restart(view: &View<'_>, member: &MemberName) -> Option<(Action, String)> {
         let why = with_changes(desired, String::from("Patroni runs with other inputs"));
         return Some((Action::RestartPatroni { member: member.clone() }, why));
     }
-    let status = found.status.as_ref().filter(|status| status.pending_restart)?;
-    let why = match status.pending.is_empty() {
-        true => String::from("a parameter changed that takes effect when PostgreSQL restarts"),
-        false => format!("{} with a restart", named(&status.pending)),
+    let status = found.status.as_ref()?;
+    let why = match (status.pending_restart, found.other_release()) {
+        (true, _) if status.pending.is_empty() => {
+            String::from("a parameter changed that takes effect when PostgreSQL restarts")
+        }
+        (true, _) => format!("{} with a restart", named(&status.pending)),
+        (false, Some((running, installed))) => format!("PostgreSQL {running} runs, and {installed} is installed"),
+        (false, None) => return None,
     };
     Some((Action::RestartPostgres { member: member.clone() }, why))
 }
