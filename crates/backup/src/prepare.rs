@@ -1,11 +1,14 @@
 //! Before a restore: whatever is wanted, from backups or a plain snapshot, becomes one plain snapshot file that was restored and looked at.
 //! Nothing that is running is touched. Also the way out: a backup as a plain snapshot for etcd's own tools.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
 use futures_util::StreamExt;
+
+use quorate_etcd::{Client, KeyRange, RangeQuery};
 
 use crate::Error;
 use crate::catalog::Catalog;
@@ -100,12 +103,18 @@ async fn make(
     compare_with_manifest(&throwaway, &choice.full).await?;
     let reached = replay(&throwaway, store, &choice.segments, key.as_ref(), choice.stop, progress).await?;
     let expected = Hash::from(throwaway.client().hash_kv(reached).await?);
+    let (path, file) = snapshot_of(throwaway, directory).await?;
+    Ok(Draft { path, file, expected: Some(expected), revision: Some(reached) })
+}
+
+/// What a temporary etcd holds, which ends with that.
+async fn snapshot_of(throwaway: Throwaway, directory: &Path) -> Result<(tempfile::TempPath, SnapshotFile), Error> {
     let (path, file) = new_file(directory)?;
     drop(file);
     fs::remove_file(&path).map_err(Error::file("make way for", &path))?;
     let file = throwaway.snapshot(&path).await?;
     throwaway.end().await;
-    Ok(Draft { path, file, expected: Some(expected), revision: Some(reached) })
+    Ok((path, file))
 }
 
 /// Restores the file as the members will, and looks at what comes out.
@@ -173,6 +182,54 @@ pub async fn prove_raised(
         }
         _ => Ok(()),
     }
+}
+
+/// Without the prefix that they share.
+pub type Keys = BTreeMap<String, String>;
+
+/// Keys that must not come back as they were. They are read and replaced in a temporary etcd, so no member ever serves them.
+pub struct Exchange<'a> {
+    /// All of them begin so.
+    pub prefix: &'a str,
+    /// From what is there to what should be. None: it stays as it is.
+    pub keys: &'a (dyn Fn(&Keys) -> Option<Keys> + Sync),
+}
+
+/// The same snapshot with other keys in it.
+pub async fn exchange(
+    prepared: Prepared,
+    exchanges: &[Exchange<'_>],
+    workshop: &Workshop<'_>,
+    directory: &Path,
+) -> Result<Prepared, Error> {
+    let throwaway = Throwaway::start(workshop.programs, &prepared.path, workshop.scratch).await?;
+    let mut revision = throwaway.snapshot_revision();
+    for exchange in exchanges {
+        revision = exchange_in(throwaway.client(), exchange).await?.unwrap_or(revision);
+    }
+    if revision == throwaway.snapshot_revision() {
+        throwaway.end().await;
+        return Ok(prepared);
+    }
+    let expected = Hash::from(throwaway.client().hash_kv(revision).await?);
+    let (path, file) = snapshot_of(throwaway, directory).await?;
+    let draft = Draft { path, file, expected: Some(expected), revision: Some(revision) };
+    prove(draft, prepared.source, workshop, directory).await
+}
+
+/// Returns the revision of the last change, if there was one.
+async fn exchange_in(client: &Client, exchange: &Exchange<'_>) -> Result<Option<i64>, Error> {
+    let Exchange { prefix, keys } = exchange;
+    let there = client.range(RangeQuery::new(KeyRange::prefix(*prefix))).await?.pairs;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let older = there.iter().map(|pair| (text(&pair.key[prefix.len()..]), text(&pair.value))).collect();
+    let Some(keys) = keys(&older) else { return Ok(None) };
+    let deleted = client.delete(KeyRange::prefix(*prefix)).await?;
+    let mut revision = (deleted.count > 0).then_some(deleted.revision);
+    for (key, value) in keys {
+        revision = Some(client.put(format!("{prefix}{key}"), value).await?);
+    }
+    Ok(revision)
 }
 
 /// A plain snapshot made by any tool.

@@ -18,6 +18,7 @@ use crate::home::Home;
 use crate::kinds::etcd::backup::signing::trust_of;
 use crate::kinds::etcd::backup::{
     BackupError, Ready, Teller, Wanted, Which, catalog_of, ledger_beside, open_store, root_is_let_in, verify_raised,
+    without_older_leaders,
 };
 use crate::ledger::{Exported, LedgerError};
 use crate::run::controller;
@@ -69,8 +70,9 @@ impl Restore {
         source: &Source,
         teller: &dyn Teller,
     ) -> Result<Self, VerbError> {
-        let (ready, imported) = snapshot(home, cluster, known.as_ref(), source, teller).await?;
+        let (mut ready, imported) = snapshot(home, cluster, known.as_ref(), source, teller).await?;
         let base = known.as_ref().or(imported.as_ref().map(|exported| &exported.ledger));
+        ready.prepared = without_older_leaders(home, &cluster.spec, ready.prepared, base).await?;
         // Members that log in by password must be let in by what is restored; later would be too late.
         let remembered = base.and_then(|ledger| ledger.etcd.auth.root_password.as_ref());
         let password = remembered.or(cluster.brought.root_password.as_ref());

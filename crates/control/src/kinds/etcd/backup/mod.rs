@@ -17,7 +17,7 @@ pub(crate) use create::sealed_ledger;
 pub use create::{Backups, Created, Doing, Teller, prove, prove_beside};
 pub use note::{BackupStatus, Confirmed, confirm, standing};
 pub use quorate_backup as store;
-pub use restore::{Ready, SnapshotAt, Wanted, ledger_beside, root_is_let_in, verify_raised};
+pub use restore::{Ready, SnapshotAt, Wanted, ledger_beside, root_is_let_in, verify_raised, without_older_leaders};
 pub use vault::{Vault, Which, catalog_of, open_store};
 pub use watch::{Watching, watch};
 

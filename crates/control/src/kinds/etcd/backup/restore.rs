@@ -9,13 +9,14 @@ use quorate_backup::choose::{Choice, Wish, choose};
 use quorate_backup::full::{key_of, ledger_of};
 use quorate_backup::keys::{Identities, KeyError};
 use quorate_backup::manifest::Manifest;
-use quorate_backup::prepare::{self, PlainSnapshot, Prepared, prepare_plain};
+use quorate_backup::prepare::{self, Exchange, PlainSnapshot, Prepared, prepare_plain};
 use quorate_backup::settings::{Credentials, Patience, Place, S3Place};
 use quorate_backup::throwaway::Throwaway;
 use quorate_backup::verify::Workshop;
 use quorate_backup::{Error, Names, Store};
 use quorate_core::Secret;
 use quorate_core::kinds::etcd::spec::ClientAuth;
+use quorate_core::kinds::postgres::older_dcs::{Keys, in_place_of};
 use quorate_core::model::Ledger;
 use quorate_core::model::Version;
 use quorate_core::spec::{ClusterSpec, Destination, Signer};
@@ -103,6 +104,29 @@ impl Ready {
         teller.doing(Doing::Nothing);
         Ok(Ready { prepared, choice: None, signed_by: None, highest_revision: 0 })
     }
+}
+
+/// The same snapshot, in which nobody named by an older state of Patroni can become a primary.
+pub async fn without_older_leaders(
+    home: &Home,
+    spec: &ClusterSpec,
+    prepared: Prepared,
+    etcd: Option<&Ledger>,
+) -> Result<Prepared, BackupError> {
+    let mut users = Vec::new();
+    for (name, used) in etcd.iter().flat_map(|etcd| &etcd.etcd.used_by) {
+        users.push((used.prefix.as_str(), home.store(name).read()?));
+    }
+    if users.is_empty() {
+        return Ok(prepared);
+    }
+    let programs = programs::programs(home, spec, &spec.etcd.version.to_string()).await?;
+    let place = Bench::make(home, spec)?;
+    let workshop = Workshop { programs: &programs, scratch: &place.scratch };
+    let keys: Vec<_> = users.iter().map(|(_, cluster)| |older: &Keys| in_place_of(older, cluster.as_ref())).collect();
+    let exchanges: Vec<Exchange<'_>> =
+        users.iter().zip(&keys).map(|((prefix, _), keys)| Exchange { prefix, keys }).collect();
+    Ok(prepare::exchange(prepared, &exchanges, &workshop, &place.snapshots).await?)
 }
 
 /// Where a restore is prepared.

@@ -1,0 +1,153 @@
+//! What becomes of Patroni's keys when their etcd goes back to an older state.
+//!
+//! Patroni believes what it finds there. A member that finds its own name in `leader` is promoted without a look at anybody's log, and `sync`
+//! names those that may be promoted later. An older state names those of then, who may lack confirmed commits. Without these keys
+//! it is no better: then the furthest of those that run just then is promoted, and the only one with all commits may be down.
+//!
+//! So the older state is never served. Nobody is named as the leader, and the only one that may take over is `NOBODY`. A primary
+//! that still runs has all commits; Patroni lets it have the lead back, because it asks `sync` only about standbys. If none runs, nobody is
+//! promoted until it is known who has all commits (`planner/takeover.rs`).
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value, json};
+
+use super::{Formation, desire};
+use crate::model::Ledger;
+
+/// Not the name of a member: those have no spaces.
+const NOBODY: &str = "nobody: etcd was restored";
+/// What says who may be promoted.
+const SYNCHRONY: [&str; 3] = ["synchronous_mode", "synchronous_mode_strict", "synchronous_node_count"];
+
+/// Patroni's keys, without the prefix that they share.
+pub type Keys = BTreeMap<String, String>;
+
+/// What is served in place of the keys of an older state. `cluster` is the ledger of the PostgreSQL cluster, where there is one. None: the
+/// keys stay as they are, because that cluster has no data yet.
+pub fn in_place_of(older: &Keys, cluster: Option<&Ledger>) -> Option<Keys> {
+    let mut keys = Keys::new();
+    let mut keep = |key: &str, value: Option<String>| value.map(|value| keys.insert(key.to_owned(), value));
+    match cluster.map(|ledger| (&ledger.postgres.formation, ledger)) {
+        Some((Formation::Formed { system_id, .. }, ledger)) => {
+            keep("initialize", Some(system_id.clone()));
+            keep("config", Some(config(older.get("config"), ledger)?.to_string()));
+        }
+        Some((Formation::Unformed | Formation::Forming { .. }, _)) => return None,
+        None => {
+            keep("initialize", older.get("initialize").cloned());
+            keep("config", older.get("config").cloned());
+        }
+    }
+    let is_synchronous = keys.get("config").and_then(|config| object(config)).is_some_and(is_synchronous);
+    if is_synchronous {
+        keys.insert(String::from("sync"), barrier());
+    }
+    Some(keys)
+}
+
+/// The value of `sync` that lets nobody be promoted. Patroni 3.0 corrects a wrong leader there only together with wrong standbys.
+pub fn barrier() -> String {
+    json!({ "leader": NOBODY, "sync_standby": NOBODY }).to_string()
+}
+
+/// Whether `sync` has that value.
+pub fn is_barrier(sync: &[u8]) -> bool {
+    serde_json::from_slice::<Value>(sync).is_ok_and(|sync| sync["leader"] == NOBODY)
+}
+
+/// The value of `sync` with which Patroni promotes this member and no other, and waits for no other.
+pub fn only(patroni_name: &str) -> String {
+    json!({ "leader": patroni_name, "sync_standby": null }).to_string()
+}
+
+/// The configuration of all members as it was, because a change of it waits for its turn; but `sync` counts only as long as that says so.
+fn config(older: Option<&String>, ledger: &Ledger) -> Option<Value> {
+    let wanted = desire::dynamic_config(&ledger.spec, ledger.spec.postgres.as_ref()?);
+    let Some(mut config) = older.and_then(|config| object(config)) else { return Some(wanted) };
+    for name in SYNCHRONY {
+        config.insert(name.to_owned(), wanted[name].clone());
+    }
+    Some(config.into())
+}
+
+fn object(text: &str) -> Option<Map<String, Value>> {
+    serde_json::from_str(text).ok()
+}
+
+/// Patroni takes numbers and words for a yes too.
+fn is_synchronous(config: Map<String, Value>) -> bool {
+    config.get("synchronous_mode").is_some_and(|mode| !matches!(mode, Value::Null | Value::Bool(false)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spec::{Document, HostFacts};
+
+    fn cluster(synchronous: &str, formation: Formation) -> Ledger {
+        let text = format!(
+            "quorate: 1\nclusters:\n  - name: shop\n    members: [{{name: pg-1}}, {{name: pg-2}}]\n    postgres: {{version: 15, dcs: \
+             {{cluster: orders}}, synchronous: {synchronous}}}\n"
+        );
+        let checked = Document::parse("shop.yaml", &text).expect("it is YAML").spec(&HostFacts::default());
+        let spec = checked.draft.or(checked.spec).expect("a spec").clusters.remove(0);
+        let mut ledger = Ledger::new(String::from("c"), spec);
+        ledger.postgres.formation = formation;
+        ledger
+    }
+
+    fn formed() -> Formation {
+        Formation::Formed { token: String::from("t"), system_id: String::from("77"), members: BTreeMap::new() }
+    }
+
+    fn older() -> Keys {
+        let keys = [
+            ("leader", "pg-1"),
+            ("sync", r#"{"leader":"pg-1","sync_standby":"pg-2"}"#),
+            ("failover", r#"{"member":"pg-1"}"#),
+            ("failsafe", "{}"),
+            ("status", "{}"),
+            ("members/pg-1", "{}"),
+            ("initialize", "76"),
+            ("config", r#"{"ttl":20,"synchronous_mode":false}"#),
+        ];
+        keys.map(|(key, value)| (key.to_owned(), value.to_owned())).into()
+    }
+
+    #[test]
+    fn nobody_of_then_may_take_over() {
+        let keys = in_place_of(&older(), Some(&cluster("{nodes: 1}", formed()))).unwrap();
+        assert_eq!(keys.keys().collect::<Vec<_>>(), ["config", "initialize", "sync"]);
+        assert_eq!(keys["initialize"], "77", "an upgrade has changed it since");
+        assert!(is_barrier(keys["sync"].as_bytes()) && !is_barrier(older()["sync"].as_bytes()));
+        // `sync` would not count without it.
+        let config: Value = serde_json::from_str(&keys["config"]).unwrap();
+        assert_eq!((&config["synchronous_mode"], &config["ttl"]), (&json!(true), &json!(20)));
+        assert_eq!(config["synchronous_mode_strict"], true);
+    }
+
+    #[test]
+    fn a_state_from_before_the_cluster_gets_its_configuration() {
+        let keys = in_place_of(&Keys::new(), Some(&cluster("{nodes: 1}", formed()))).unwrap();
+        let config: Value = serde_json::from_str(&keys["config"]).unwrap();
+        assert_eq!((&config["synchronous_mode"], &config["failsafe_mode"]), (&json!(true), &json!(true)));
+        assert!(is_barrier(keys["sync"].as_bytes()));
+    }
+
+    #[test]
+    fn where_no_commit_waits_the_furthest_may_take_over() {
+        let keys = in_place_of(&older(), Some(&cluster("{nodes: 0}", formed()))).unwrap();
+        assert_eq!(keys.keys().collect::<Vec<_>>(), ["config", "initialize"]);
+    }
+
+    #[test]
+    fn keys_of_a_cluster_without_data_stay_and_those_of_an_unknown_one_are_cut_down() {
+        assert_eq!(in_place_of(&older(), Some(&cluster("{nodes: 1}", Formation::Unformed))), None);
+        let unknown = in_place_of(&older(), None).unwrap();
+        assert_eq!(unknown.keys().collect::<Vec<_>>(), ["config", "initialize"], "commits waited for nobody");
+        let mut synchronous = older();
+        synchronous.insert(String::from("config"), String::from(r#"{"synchronous_mode":true}"#));
+        assert!(is_barrier(in_place_of(&synchronous, None).unwrap()["sync"].as_bytes()));
+    }
+}
