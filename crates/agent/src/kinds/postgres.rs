@@ -27,6 +27,7 @@ mod start;
 mod state;
 mod status;
 mod tablespaces;
+mod takeover;
 mod temporary;
 mod tools;
 mod upgrade;

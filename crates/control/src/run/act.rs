@@ -304,6 +304,7 @@ impl Controller {
             | Action::PutRestored { member, .. }
             | Action::SetAside { member, .. }
             | Action::RestartPostgres { member }
+            | Action::LetTakeOver { member, .. }
             | Action::ConfigurePatroni { member, .. }
             | Action::Catalog { member, .. } => match postgres::orders::order(&self.held.ledger(), step) {
                 Some(order) => self.order(member, order).await,

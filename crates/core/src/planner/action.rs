@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use serde::{Deserialize, Serialize};
 
 use crate::kinds::etcd::{AuthOp, FormingMember};
-use crate::kinds::postgres::{CatalogOp, Known, RestoreTarget, RotationStage};
+use crate::kinds::postgres::{CatalogOp, Known, LogEnd, RestoreTarget, RotationStage};
 use crate::listed::listed;
 use crate::model::{
     CertificateUse, Data, DataSeen, FixtureId, FixtureKind, MemberName, Program, SecretKind, Stamp, TrustPlane,
@@ -111,6 +111,8 @@ listed! {
         /// Restarts PostgreSQL, through Patroni.
         RestartPostgres { member: MemberName },
         Switchover { member: MemberName, to: MemberName },
+        /// Patroni may promote this member, whose log ends there, and no other.
+        LetTakeOver { member: MemberName, end: LogEnd },
         /// A rotation of passwords has come so far; none: it is done.
         RecordRotation { stage: Option<RotationStage> },
         /// Writes the configuration of all members into the DCS.
@@ -240,6 +242,7 @@ impl Action {
             }
             Action::WipePostgres { member, .. } => on(member).shown("wiping").destroys(),
             Action::Switchover { member, .. } => on(member).shown("handing over").interrupts(),
+            Action::LetTakeOver { member, .. } => on(member).shown("taking over"),
             Action::ConfigurePatroni { member, .. }
             | Action::Catalog { member, .. }
             | Action::PrepareRepository { member, .. } => on(member),
@@ -407,6 +410,7 @@ impl fmt::Display for Action {
             }
             Action::RestartPostgres { member } => write!(f, "restart PostgreSQL on {member}"),
             Action::Switchover { member, to } => write!(f, "switch the primary from {member} to {to}"),
+            Action::LetTakeOver { member, .. } => write!(f, "let {member} become the primary"),
             Action::RecordRotation { stage } => f.write_str(match stage {
                 Some(RotationStage::Opening) => "begin to change passwords",
                 Some(RotationStage::Setting) => "record that members let each other in by certificate",

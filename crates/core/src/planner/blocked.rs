@@ -75,6 +75,10 @@ listed! {
         /// A switchover while another member does not stream.
         SwitchoverAlone { from: MemberName, others: Vec<MemberName> },
         DcsUnusable { why: String },
+        /// etcd was restored, nobody is the primary, and more members than that are silent about their log.
+        CommitsUnknown { silent: Vec<MemberName>, may_be_silent: usize },
+        /// The same, and no member that has all commits may become the primary.
+        FurthestIsBarred { member: MemberName },
         /// A backup could not be restored next to the data, which nobody has touched.
         RestoreFailed { member: MemberName, why: String },
         /// Data of PostgreSQL does not become data of an older version. `back`: what there was before the last upgrade is kept.
@@ -165,6 +169,8 @@ impl UnsafeBecause {
             UnsafeBecause::UnknownFormation { member, .. } => by(Rule::OneController).on(member),
             UnsafeBecause::FixedAtFormation { .. } => by(Rule::SomeThingsStay),
             UnsafeBecause::CommitsWait { member, .. } => by(Rule::CommitsSurvive).on(member),
+            UnsafeBecause::CommitsUnknown { .. } => by(Rule::CommitsSurvive),
+            UnsafeBecause::FurthestIsBarred { .. } => by(Rule::CommitsSurvive),
             UnsafeBecause::NoSuccessor { .. } => by(Rule::StandbyIsReady),
             UnsafeBecause::LimitsBothWays { .. } => by(Rule::StandbyKeepsUp),
             UnsafeBecause::SwitchoverAlone { .. } => by(Rule::OneDisturbance),
@@ -330,6 +336,21 @@ impl fmt::Display for UnsafeBecause {
                 let (was, is) = if *was_proxy { ("proxy", "member") } else { ("member", "proxy") };
                 write!(f, "the machine of {member} was created for a {was}, and the spec names it as a {is}")
             }
+            UnsafeBecause::CommitsUnknown { silent, may_be_silent } => write!(
+                f,
+                "etcd was restored and nobody is the primary. Which member has all confirmed commits is not known: how far the log of {} \
+                 goes is not known, and {} needed",
+                list(silent),
+                if *may_be_silent == 0 {
+                    String::from("all members are")
+                } else {
+                    format!("all but {may_be_silent} are")
+                }
+            ),
+            UnsafeBecause::FurthestIsBarred { member } => write!(
+                f,
+                "etcd was restored and nobody is the primary. No log goes further than that of {member}, which may not become the primary"
+            ),
             UnsafeBecause::DcsUnusable { why } => write!(f, "Patroni cannot keep its state in that etcd: {why}"),
             UnsafeBecause::NotReady { member, why, .. } => {
                 write!(f, "{member} is not ready for its configuration: {why}")

@@ -6,8 +6,8 @@ use quorate_core::kinds::etcd::AuthLook;
 use quorate_core::kinds::etcd::front::FRONT;
 use quorate_core::kinds::postgres::spec::Tags;
 use quorate_core::kinds::postgres::{
-    DataState, Dcs, Formation, HAPROXY, PatroniStatus, PostgresFacts, RestoreState, RestoreTarget, RestoreWish, Role,
-    Rotation, RotationStage, Standby, SwitchoverRequest, Until,
+    DataState, Dcs, Formation, HAPROXY, LogEnd, PatroniStatus, PostgresFacts, RestoreState, RestoreTarget, RestoreWish,
+    Role, Rotation, RotationStage, Standby, SwitchoverRequest, Until,
 };
 use quorate_core::model::{
     BinarySeen, CertificateUse, Consent, Data, DataSeen, Desired, Exit, MemberName, ServiceState, Version,
@@ -64,6 +64,18 @@ pub fn happen(scene: &mut Scene, member: &MemberName, words: &[&str]) -> bool {
         ["has", "not", "confirmed", "the", "rotation"] => facts(scene, member).rotation = None,
         ["reports", "transaction", number] => {
             facts(scene, member).transaction = Some(number.parse().expect("a number"));
+        }
+        // Etcd was restored, and nobody is the primary.
+        ["is", "held", "on", "timeline", timeline, "at", location] => {
+            let number = |text: &str| text.parse().expect("a number");
+            let status = status(scene, member);
+            (status.role, status.streaming) = (Role::Replica, false);
+            status.standbys.clear();
+            status.held = Some(LogEnd { timeline: number(timeline), location: number(location) });
+        }
+        ["is", "held", "and", "still", "replays", "its", "log"] => {
+            let status = status(scene, member);
+            (status.role, status.streaming, status.held) = (Role::Replica, false, None);
         }
         ["does", "not", "reach", "the", "DCS"] => status(scene, member).dcs = false,
         ["is", "on", "timeline", number] => {
@@ -436,6 +448,15 @@ pub fn audit(desired: &Desired, world: &World, step: &Step) {
                 || own.is_some_and(|status| raised(status));
             assert!(keeps, "a standby would have less than its primary: {step:?}");
             assert!(!alone || desired.downtime || !formation.is_formed(), "an outage without consent: {step:?}");
+        }
+        Action::LetTakeOver { member, end } => {
+            assert_eq!(primaries, 0, "{step:?}");
+            assert_eq!(roles[member].held.as_ref(), Some(end), "{step:?}");
+            let all: Vec<&MemberName> = formation.members().into_iter().flat_map(|members| members.keys()).collect();
+            let ends: Vec<_> = all.iter().filter_map(|other| roles.get(*other)?.held).collect();
+            assert!(ends.iter().all(|other| other <= end), "another log goes further: {step:?}");
+            let strict = world.ledger.spec.postgres.as_ref().is_some_and(|postgres| postgres.synchronous.strict);
+            assert!(all.len() - ends.len() <= usize::from(strict), "who is silent may have more: {step:?}");
         }
         Action::Switchover { member, to } => {
             assert_eq!(primaries, 1, "{step:?}");

@@ -58,6 +58,30 @@ pub(super) async fn forget(settings: &PatroniConfig, files: &[ConfigFile], syste
     Err(last)
 }
 
+/// Writes `sync`, if nobody has changed it since and nobody leads.
+pub(super) async fn name_successor(
+    settings: &PatroniConfig,
+    files: &[ConfigFile],
+    was: &KeyValue,
+    sync: &str,
+) -> Result<(), Refusal> {
+    let leader = format!("{}leader", settings.key());
+    let mut last = Refusal::failed("the configuration names no member of the DCS");
+    for client in clients(settings, files)? {
+        let unchanged = Condition::unchanged_since(was.key.clone(), was.mod_revision);
+        let txn = Txn {
+            conditions: vec![unchanged, Condition::absent(leader.as_bytes())],
+            then: vec![Op::Put { key: was.key.clone(), value: sync.as_bytes().to_vec(), lease: 0 }],
+            otherwise: Vec::new(),
+        };
+        match client.txn(txn).await {
+            Ok(_) => return Ok(()),
+            Err(error) => last = not_asked(&client, error),
+        }
+    }
+    Err(last)
+}
+
 /// Patroni speaks to nothing but etcd's JSON gateway, and would only say that no member answers. One that cannot be asked is not judged.
 pub(super) async fn check_gateway(settings: &PatroniConfig, files: &[ConfigFile]) -> Result<(), Refusal> {
     let (trust, identity) = credentials(files)?;

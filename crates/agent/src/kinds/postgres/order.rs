@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use quorate_core::Secret;
-use quorate_core::kinds::postgres::{CatalogOp, RestoreTarget};
+use quorate_core::kinds::postgres::{CatalogOp, LogEnd, RestoreTarget};
 use quorate_core::model::{DataSeen, MemberName, Stamp};
 use serde::{Deserialize, Serialize};
 
@@ -80,6 +80,10 @@ pub enum Order {
         #[serde(default)]
         drain_ms: u64,
     },
+    /// Patroni may promote this member, if its log goes that far and no other may be promoted.
+    LetTakeOver {
+        end: LogEnd,
+    },
     /// Has the HAProxy of this machine keep new clients of this server waiting, for a bounded time.
     HoldClients {
         server: String,
@@ -120,6 +124,7 @@ impl Order {
             Order::DiscardReplaced { .. } => "delete replaced data",
             Order::SetConfig { .. } => "configure Patroni",
             Order::Switchover { .. } => "switch over",
+            Order::LetTakeOver { .. } => "let this member take over",
             Order::HoldClients { .. } => "hold clients back",
             Order::ReleaseClients { .. } => "release clients",
             Order::WipeData { .. } => "wipe data",
@@ -147,6 +152,7 @@ impl Order {
             | Order::RehearseUpgrade { .. }
             | Order::Analyze { .. }
             | Order::TakeBack { .. }
+            | Order::LetTakeOver { .. }
             | Order::HoldClients { .. }
             | Order::ReleaseClients { .. }
             | Order::SetConfig { .. }

@@ -27,6 +27,7 @@ impl Agent {
             Order::DiscardReplaced { stamp } => self.discard_replaced(stamp).await,
             Order::SetConfig { config } => self.set_patroni_config(config).await,
             Order::Switchover { to, drain_ms } => self.switch_over(to.as_str(), Duration::from_millis(drain_ms)).await,
+            Order::LetTakeOver { end } => self.let_take_over(end).await,
             Order::HoldClients { server, for_ms } => self.hold_clients(&server, Duration::from_millis(for_ms)).await,
             Order::ReleaseClients { server, to } => self.release_clients(&server, to.as_deref()).await,
             Order::WipeData { stamp } => self.wipe_postgres(stamp).await,

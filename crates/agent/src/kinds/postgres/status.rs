@@ -79,6 +79,9 @@ impl Agent {
         if config.as_ref().is_some_and(|config| has_to_choose(config, &status)) {
             self.wake_patroni(&rest).await;
         }
+        if status.role == Role::Replica && cluster.is_ok_and(|cluster| is_leaderless(&cluster)) {
+            status.held = self.log_end_if_held(&status).await;
+        }
         if status.role == Role::Replica && status.state == "running" && !status.streaming {
             status.streaming = self.receives_log().await;
         }
@@ -108,6 +111,11 @@ fn synchronous_in(cluster: &Value) -> BTreeSet<String> {
     let members = cluster["members"].as_array().into_iter().flatten();
     let chosen = members.filter(|member| ["sync_standby", "quorum_standby"].iter().any(|role| member["role"] == *role));
     chosen.filter_map(|member| member["name"].as_str().map(str::to_owned)).collect()
+}
+
+fn is_leaderless(cluster: &Value) -> bool {
+    let mut members = cluster["members"].as_array().into_iter().flatten();
+    !members.any(|member| ["leader", "standby_leader"].iter().any(|role| member["role"] == *role))
 }
 
 /// Whether more standbys could be synchronous, and should be.
@@ -153,6 +161,7 @@ fn status_in(page: Value, config: Option<Value>, now: i64) -> Result<PatroniStat
         standbys: page.replication.into_iter().map(standby).collect::<BTreeMap<_, _>>(),
         config: config.filter(Value::is_object).map(|config| config.to_string()),
         dcs: page.dcs_last_seen.is_some_and(|seen| now.saturating_sub(seen) <= ttl),
+        held: None,
     })
 }
 
@@ -184,6 +193,9 @@ mod tests {
         ] });
         assert_eq!(synchronous_in(&cluster), BTreeSet::from([String::from("pg-2")]));
         assert_eq!(synchronous_in(&json!({ "members": 7 })), BTreeSet::new());
+        assert!(
+            !is_leaderless(&cluster) && is_leaderless(&json!({ "members": [{"name": "pg-2", "role": "replica"}] }))
+        );
         assert_eq!(status.config.as_deref(), Some(r#"{"loop_wait":10,"ttl":20}"#));
         assert!(status.dcs && !status.streaming && !status.paused);
         assert!(

@@ -49,6 +49,7 @@ pub(crate) fn order(ledger: &Ledger, step: &Step) -> Option<Order> {
             to: patroni_name(ledger, to),
             drain_ms: haproxy(ledger).map_or(0, |h| h.drain.0),
         },
+        Action::LetTakeOver { end, .. } => PostgresOrder::LetTakeOver { end: *end },
         Action::ConfigurePatroni { config, .. } => PostgresOrder::SetConfig { config: config.clone() },
         Action::Catalog { op, .. } => {
             let verifier = match op {

@@ -198,6 +198,18 @@ pub struct PatroniStatus {
     pub config: Option<String>,
     /// Whether Patroni reaches its DCS.
     pub dcs: bool,
+    /// Patroni may promote nobody, because its DCS was restored (`older_dcs`): where the log of this member ends. Known when all of that
+    /// log was replayed.
+    #[serde(default)]
+    pub held: Option<LogEnd>,
+}
+
+/// Of two ends the later one is further: a later timeline begins with all that was confirmed on the one before.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+pub struct LogEnd {
+    pub timeline: u64,
+    /// In bytes.
+    pub location: u64,
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]

@@ -19,8 +19,8 @@ pub mod spec;
 mod wish;
 
 pub use facts::{
-    ArchiveSeen, Catalog, CatalogOp, ControlSeen, DataState, PatroniStatus, PostgresFacts, ReplacedSeen, RestoreSeen,
-    RestoreState, Role, Standby, TaskSeen,
+    ArchiveSeen, Catalog, CatalogOp, ControlSeen, DataState, LogEnd, PatroniStatus, PostgresFacts, ReplacedSeen,
+    RestoreSeen, RestoreState, Role, Standby, TaskSeen,
 };
 pub use record::{
     DcsLogin, DcsUser, Formation, FormedWith, Known, Passwords, Previous, Record, RestoreTarget, RestoreWish, Rotation,

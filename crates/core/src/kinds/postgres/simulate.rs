@@ -136,6 +136,12 @@ impl World {
                 self.on_status(member, |status| (status.role, status.streaming) = (Role::Replica, true));
                 self.on_status(to, |status| (status.role, status.config) = (Role::Primary, config));
             }
+            Action::LetTakeOver { member, .. } => {
+                for other in self.names() {
+                    self.on_status(&other, |status| (status.held, status.streaming) = (None, true));
+                }
+                self.on_status(member, |status| (status.role, status.streaming) = (Role::Primary, false));
+            }
             Action::ConfigurePatroni { config, .. } => {
                 let version = desired.postgres().form_with.version.parse().unwrap_or_default();
                 for member in self.names() {
@@ -255,6 +261,7 @@ fn replica(system_id: Option<String>, config: Option<String>) -> PatroniStatus {
         standbys: BTreeMap::new(),
         config,
         dcs: true,
+        held: None,
     }
 }
 

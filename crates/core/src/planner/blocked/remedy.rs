@@ -92,6 +92,14 @@ impl UnsafeBecause {
             UnsafeBecause::SwitchoverAlone { .. } => {
                 String::from("repair it first with `quorate apply NAME`; or switch over anyway with `--allow-downtime`")
             }
+            UnsafeBecause::CommitsUnknown { silent, .. } => format!(
+                "bring {} back, even for a moment; if that is impossible, `patronictl failover --candidate MEMBER` promotes a member that may \
+                 lack confirmed commits",
+                list(silent)
+            ),
+            UnsafeBecause::FurthestIsBarred { member } => {
+                format!("change the tags of {member}, or keep it in the spec")
+            }
             UnsafeBecause::DcsUnusable { .. } => {
                 String::from("change the etcd cluster as described and apply it, then re-run")
             }

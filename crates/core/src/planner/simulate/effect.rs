@@ -194,6 +194,7 @@ impl World {
             | Action::SetAside { .. }
             | Action::RestartPostgres { .. }
             | Action::Switchover { .. }
+            | Action::LetTakeOver { .. }
             | Action::ConfigurePatroni { .. }
             | Action::Catalog { .. } => self.effect_on_postgres(desired, action),
         }

@@ -10,6 +10,7 @@ pub(crate) mod restart;
 mod restore;
 mod rotation;
 pub(crate) mod switchover;
+mod takeover;
 pub(crate) mod upgrade;
 
 use crate::planner::{self, Decision, UnsafeBecause, View};
@@ -30,6 +31,7 @@ pub(crate) fn decide(view: &View<'_>, as_formed: bool, decision: &mut Decision) 
     let upgrading = upgrade::decide(view, as_formed, decision);
     if upgrading != Upgrading::UnderWay {
         formation::decide(view, decision);
+        takeover::decide(view, decision);
     }
     if as_formed && upgrading == Upgrading::No {
         catalog::decide(view, decision);
