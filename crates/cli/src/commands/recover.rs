@@ -30,7 +30,7 @@ pub async fn run(context: &Context, options: cli::Recover) -> Result<Exit, Error
     let seen = verbs::observe(&context.home, &ledger).await?;
     let standing = standing(&ledger, &seen);
     let begun = matches!(ledger.etcd.formation, Formation::Recovering { .. });
-    let users = super::restore::of_users(context, Some(&ledger));
+    let users = super::restore::names_of_users(context, Some(&ledger)).map_or(String::new(), of_users);
     let shown = if begun { standing.clone() } else { format!("{standing}{WHAT_MAY_BE_LOST}{users}") };
     let recover = Recover::prepare(&context.home, &cluster, (&ledger, &seen), shown.clone(), options.now).await?;
     if !recover.succeeds() {
@@ -52,6 +52,15 @@ if these are all the survivors:
   - destroyed: the machines of all other members, even if they come back later; new ones take their places
 clients must restart their watches: revisions continue far above the last one, and everything before is compacted
 ";
+
+/// What an older state of Patroni means for PostgreSQL clusters.
+fn of_users(users: String) -> String {
+    format!(
+        "  - PostgreSQL cluster {users} keeps Patroni's state here, which may become older. If its primary or its synchronous standbys have \
+         changed since, one of those of then can become the primary, even if it lacks confirmed commits. Stop all clients of {users} first, \
+         and wait until `quorate status` shows no lag of any member\n"
+    )
+}
 
 /// How the cluster stands: who is seen, who holds data, and how far.
 fn standing(ledger: &Ledger, seen: &Observation) -> String {

@@ -102,6 +102,12 @@ async fn run_prepared(
         let create = context.command(&format!("backup create {name}"));
         output::talk(&format!("next: take a backup with `{create}`\n"));
     }
+    if let Some(users) = names_of_users(context, restore.known.as_ref()).filter(|_| exit == Exit::Done) {
+        let look = context.command("status");
+        output::talk(&format!(
+            "next: if `{look}` shows no primary of {users}, `quorate apply` of it finds out who may become it\n"
+        ));
+    }
     Ok(exit)
 }
 
@@ -168,18 +174,20 @@ fn what_happens(spec: &ClusterSpec, restore: &Restore) -> String {
     text
 }
 
-/// What an older state of Patroni means for the PostgreSQL clusters that keep it in this one.
-pub fn of_users(context: &Context, etcd: Option<&Ledger>) -> String {
+/// What becomes of Patroni's state for the PostgreSQL clusters that keep it in this one.
+fn of_users(context: &Context, etcd: Option<&Ledger>) -> String {
+    names_of_users(context, etcd).map_or(String::new(), |users| {
+        format!(
+            "  - PostgreSQL cluster {users} keeps Patroni's state here. Who leads it and who may take over is not restored: a primary that runs \
+             stays the primary. If none runs, nobody is promoted until `quorate apply` has found out who has all confirmed commits\n"
+        )
+    })
+}
+
+/// The PostgreSQL clusters that keep Patroni's state in this one, where there are any.
+pub fn names_of_users(context: &Context, etcd: Option<&Ledger>) -> Option<String> {
     let users = etcd.map(|etcd| dcs::users_of(&context.home, etcd)).unwrap_or_default();
-    if users.is_empty() {
-        return String::new();
-    }
-    let users = users.join(", ");
-    format!(
-        "  - PostgreSQL cluster {users} keeps Patroni's state here, which becomes older. If its primary or its synchronous standbys have changed \
-         since, one of those of then can become the primary, even if it lacks confirmed commits. Stop all clients of {users} first, and \
-         wait until `quorate status` shows no lag of any member\n"
-    )
+    (!users.is_empty()).then(|| users.join(", "))
 }
 
 fn what_is_lost(ready: &Ready, highest: u64) -> String {

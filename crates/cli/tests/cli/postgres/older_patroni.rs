@@ -6,9 +6,9 @@ use super::{Shop, THREE, Writer, assert_nothing_lost};
 use crate::common::{Sandbox, eventually, older_patroni, patroni, signal};
 
 /// Patroni before 4.1.1 fails with newer releases of etcd when a token expires.
-const ETCD: &str = "3.5.16";
+pub(super) const ETCD: &str = "3.5.16";
 
-fn on_older_etcd(parameters: &str, patroni: &Path) -> String {
+pub(super) fn on_older_etcd(parameters: &str, patroni: &Path) -> String {
     let program = format!("patroni: {{program: {}, ", patroni.display());
     super::spec(parameters, &THREE).replace(super::VERSION, ETCD).replace("patroni: {", &program)
 }
