@@ -3,6 +3,7 @@
 mod flags_match_etcd;
 mod fuzz;
 mod ledger;
+mod pages;
 mod planner;
 mod remarks;
 mod rooms;
