@@ -263,7 +263,7 @@ mod tests {
             generation: healthy.then_some(1),
             restarts: None,
             fsync_micros: None,
-            agent: healthy.then(|| Program { version: String::from("0.2.0"), protocol: 3 }),
+            agent: healthy.then(|| Program { version: String::from("0.3.0"), protocol: 4 }),
             log_source_trouble: None,
             postgres: None,
         }
@@ -305,7 +305,7 @@ mod tests {
 cluster demo: etcd 3.6.14, provider local, CA expires 2036-11-13
 
 MEMBER  MACHINE  ADDRESS     ROLE    HEALTH   VERSION  DB/QUOTA        RAFT INDEX  LAG  CERTIFICATE  AGENT
-etcd-1  etcd-1   127.64.0.1  leader  healthy  3.6.14   20.5 KiB/8 GiB  12          0    364 days     0.2.0
+etcd-1  etcd-1   127.64.0.1  leader  healthy  3.6.14   20.5 KiB/8 GiB  12          0    364 days     0.3.0
 etcd-2  etcd-2   127.64.0.1  -       off      -        -               -           -    -            -
 
 etcd-2 is off: its machine does not run

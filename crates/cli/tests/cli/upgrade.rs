@@ -6,6 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use quorate_core::model::PROTOCOL;
 use quorate_core::text::hex;
 use quorate_pki::Sha256;
 use serde_json::Value;
@@ -96,8 +97,9 @@ fn agents_of_an_older_quorate_are_upgraded_one_after_another_and_etcd_runs_on() 
 fn an_older_controller_leaves_newer_agents_alone_and_says_what_to_use() {
     let trio = Trio::up(Login::Certificate);
     let version = format!("version={VERSION}");
+    let [protocol, oldest] = ["protocol", "oldest"].map(|number| format!("{number}={PROTOCOL:04}"));
     let changes =
-        [("protocol=0003", "protocol=0009"), ("oldest=0003", "oldest=0009"), (version.as_str(), "version=9.9.9")];
+        [(protocol.as_str(), "protocol=0009"), (oldest.as_str(), "oldest=0009"), (version.as_str(), "version=9.9.9")];
     let newer = program(&trio, "newer", &changes);
     // To the newer one the agents are of a protocol that it does not speak. One run upgrades all of them.
     let etcds_before = etcds(&trio);
@@ -174,7 +176,7 @@ fn a_program_that_does_not_come_up_is_given_up_and_the_old_one_goes_on() {
     let trio = Trio::up(Login::Certificate);
     let fence = trio.ledger()["fence"].as_u64().expect("a number");
     let before = etcds(&trio);
-    let good_check = r#"echo '{"protocol":3,"version":"9.9.9"}'"#;
+    let good_check = format!(r#"echo '{{"protocol":{PROTOCOL},"version":"9.9.9"}}'"#);
     let send = |content: &[u8]| send(&trio, "etcd-1", fence, content, &hex(&Sha256::digest(content)));
     let no_trace = || !trio.root("etcd-1").join(NEXT).exists() && !trio.root("etcd-1").join(PROGRAM).exists();
 
@@ -194,7 +196,7 @@ fn a_program_that_does_not_come_up_is_given_up_and_the_old_one_goes_on() {
     assert!(no_trace());
 
     // What ends when it is to be the agent gives way to the old one.
-    assert_eq!(send(&script(good_check, "exit 7")).0, 200);
+    assert_eq!(send(&script(&good_check, "exit 7")).0, 200);
     eventually("the old agent serves again", 20, || no_trace() && trio.status()["verdict"] == "healthy");
     assert_eq!(trio.agent_of("etcd-1"), agent, "the guardian is the agent again");
     assert_eq!(etcds(&trio), before);

@@ -12,15 +12,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::Version;
 
-/// Raised with every change of what controllers and agents say to each other.
-pub const PROTOCOL: u32 = 3;
+/// Raised with every change of what controllers and agents say to each other; `tests/core/wire.rs` compares.
+pub const PROTOCOL: u32 = 4;
 /// The oldest protocol whose facts and orders this program still uses. An older agent can only be upgraded.
-pub const OLDEST_PROTOCOL: u32 = 3;
+pub const OLDEST_PROTOCOL: u32 = 4;
 /// Agents of this protocol and later take a new program over their own port.
 pub const FIRST_UPGRADABLE: u32 = 2;
 
 /// Part of every quorate binary, so a program's file shows what it is without being run.
-static MARK: &str = concat!("quorate-program protocol=0003 oldest=0003 version=", env!("CARGO_PKG_VERSION"), ";");
+static MARK: &str = concat!("quorate-program protocol=0004 oldest=0004 version=", env!("CARGO_PKG_VERSION"), ";");
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 pub struct Program {
@@ -97,8 +97,9 @@ mod tests {
         Program { protocol, version: version.to_owned() }
     }
 
-    /// A new protocol needs a new version, and a line here: "use 0.2.0 or newer" must name a program that speaks it.
-    const FIRST_VERSION_OF: [(u32, Version); 2] = [(2, Version::new(0, 1, 0)), (3, Version::new(0, 2, 0))];
+    /// A new protocol needs a new version, and a line here: "use 0.3.0 or newer" must name a program that speaks it.
+    const FIRST_VERSION_OF: [(u32, Version); 3] =
+        [(2, Version::new(0, 1, 0)), (3, Version::new(0, 2, 0)), (4, Version::new(0, 3, 0))];
 
     #[test]
     fn every_protocol_has_a_version_of_its_own() {

@@ -13,3 +13,4 @@ mod spec_cases;
 mod spec_files;
 #[path = "../common/story.rs"]
 mod story;
+mod wire;

@@ -9,7 +9,7 @@ use quorate_core::providers::TEMPLATES;
 /// Where a provider may be named. A drill damages machines of the provider `local` from outside, so it must know them.
 const ROOMS: [&str; 3] = ["core/src/providers", "providers/src", "drill/src"];
 
-fn sources(directory: &Path, found: &mut Vec<PathBuf>) {
+pub(crate) fn sources(directory: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(directory).expect("a directory").map(|entry| entry.expect("an entry").path()) {
         if entry.is_dir() {
             sources(&entry, found);
