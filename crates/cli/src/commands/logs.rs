@@ -39,7 +39,7 @@ pub async fn run(context: &Context, options: cli::Logs) -> Result<Exit, Error> {
     loop {
         let answer = agent.logs(&request).await?;
         let is_read = match options.output.format == Format::Json {
-            true => output::stream(&output::plain::json(&as_json(&options, &answer.text)))?,
+            true => output::stream(&output::plain::json(&as_json(&options, name(&request.of), &answer.text)))?,
             false => output::stream(&output::plain::text(&answer.text))?,
         };
         if !options.follow || !is_read {
@@ -51,16 +51,22 @@ pub async fn run(context: &Context, options: cli::Logs) -> Result<Exit, Error> {
 }
 
 /// One object for each answer that has lines; a followed log is a line of JSON for each.
-fn as_json(options: &cli::Logs, text: &str) -> String {
+fn as_json(options: &cli::Logs, log: &str, text: &str) -> String {
     let lines: Vec<&str> = text.lines().collect();
     if options.follow && lines.is_empty() {
         return String::new();
     }
-    let log = if options.agent { "agent" } else { "etcd" };
     let value = serde_json::json!({
         "cluster": options.name, "member": options.member, "log": log, "lines": lines,
     });
     format!("{value}\n")
+}
+
+fn name(of: &LogOf) -> &str {
+    match of {
+        LogOf::Agent => "agent",
+        LogOf::Service(name) => name,
+    }
 }
 
 fn answered(seen: &Observation, member: &MemberName) -> bool {
@@ -81,4 +87,26 @@ fn no_answer(seen: &Observation, member: &MemberName, of: &LogOf, file: Option<&
         None => format!("its log is on its machine: log in there and run `journalctl -u {unit}`"),
     };
     Error::refused(format!("the agent of {member} does not answer: {why}"), hint)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn json_names_the_log_that_was_read() {
+        let options = cli::Logs {
+            name: String::from("shop"),
+            member: String::from("pg-1"),
+            agent: false,
+            follow: false,
+            lines: 1,
+            output: cli::Output { format: Format::Json },
+        };
+        let said = |of: &LogOf| as_json(&options, name(of), "a line\n");
+        let expected =
+            |log: &str| format!(r#"{{"cluster":"shop","lines":["a line"],"log":"{log}","member":"pg-1"}}"#) + "\n";
+        assert_eq!(said(&LogOf::Service(String::from("patroni"))), expected("patroni"));
+        assert_eq!(said(&LogOf::Agent), expected("agent"));
+    }
 }
