@@ -67,7 +67,7 @@ pub enum ClientError {
     #[error(transparent)]
     Read(#[from] ReadFailure),
     /// It answers, but not as an agent of ours does.
-    #[error("the agent at {address} is not understood: {why}")]
+    #[error("unexpected answer from the agent at {address}: {why}")]
     Protocol { address: SocketAddr, why: String },
     #[error("the control CA or the controller's certificate cannot be used")]
     Tls(#[from] rustls::Error),

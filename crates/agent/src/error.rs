@@ -101,9 +101,9 @@ pub enum AgentError {
     /// Whether the disk failed or was swapped: etcd would begin from nothing, and forget what it had promised its peers.
     #[error("etcd's data is missing from {}: etcd is not started without it", path.display())]
     DataGone { path: PathBuf },
-    #[error("Patroni's configuration is not understood, at column {column}")]
+    #[error("cannot parse Patroni's configuration, at column {column}")]
     PatroniConfig { column: usize },
-    #[error("Patroni cannot be asked: {why}")]
+    #[error("Patroni does not answer: {why}")]
     Patroni { why: String },
     #[error("PostgreSQL's data is missing from {}: Patroni is not started without it", path.display())]
     PostgresDataGone { path: PathBuf },

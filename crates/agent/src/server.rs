@@ -218,7 +218,7 @@ async fn reply<Q: DeserializeOwned, A: Serialize>(
         Ok(request) => outcome(work(request).await),
         // serde's message may quote the request, which may hold secrets.
         Err(error) => {
-            let why = format!("the request is not understood (line {}, column {})", error.line(), error.column());
+            let why = format!("cannot parse the request (line {}, column {})", error.line(), error.column());
             refusal(StatusCode::BAD_REQUEST, &why)
         }
     }

@@ -13,7 +13,7 @@ pub enum Damage {
     /// Somebody else put it there, or changed it.
     #[error("{path} is NOT of this cluster: {why}")]
     Forged { id: BackupId, path: String, why: String },
-    #[error("{path} is dated {}, and it is {now} now: it is ignored. If this clock is right, somebody put it there", id.begun())]
+    #[error("{path} is dated {}, and it is {now} now: it is ignored. If this clock is right, it was placed there by someone else", id.begun())]
     Future { id: BackupId, path: String, now: jiff::Timestamp },
     #[error("{path} is missing")]
     Missing { id: BackupId, path: String },
@@ -35,7 +35,7 @@ pub enum Damage {
     Exchanged { id: BackupId, path: String, found: String },
     /// Between two looks at it.
     #[error(
-        "{path} was exchanged while it was in use: it is the manifest of backup {found} now, and nothing was added to it"
+        "{path} was replaced while it was in use: it is the manifest of backup {found} now, and nothing was added to it"
     )]
     Replaced { id: BackupId, path: String, found: String },
 }

@@ -175,7 +175,7 @@ async fn read(store: &Store, path: &str, label: &str, trust: &Trust) -> Result<R
     };
     let manifest: Manifest = match serde_json::from_slice(&object.bytes) {
         Ok(manifest) => manifest,
-        Err(error) => return Ok(Err(format!("it is not understood: {error}"))),
+        Err(error) => return Ok(Err(format!("it cannot be parsed: {error}"))),
     };
     if manifest.label() != label {
         return Ok(Err(format!("it is the manifest of backup {}", manifest.label())));
@@ -185,7 +185,7 @@ async fn read(store: &Store, path: &str, label: &str, trust: &Trust) -> Result<R
         Err(Found::Damaged(why) | Found::Forged(why)) => return Ok(Err(why)),
     };
     if standing != Standing::Signed && !trust.unsigned {
-        return Ok(Err(String::from("nobody signed it, or its signature cannot be checked")));
+        return Ok(Err(String::from("it is not signed, or its signature cannot be checked")));
     }
     Ok(Ok(Some(Listed { manifest, is_signed: standing == Standing::Signed, tag: object.tag })))
 }

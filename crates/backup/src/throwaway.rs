@@ -92,7 +92,7 @@ impl Throwaway {
 
     /// On data that was made of the snapshot.
     async fn start_on(programs: &Programs, snapshot: &Path, place: Place) -> Result<Self, Error> {
-        let bytes = fs::metadata(snapshot).map_err(Error::file("look at", snapshot))?.len();
+        let bytes = fs::metadata(snapshot).map_err(Error::file("read", snapshot))?.len();
         let address = IpAddr::V4(Ipv4Addr::LOCALHOST);
         let credentials = Credentials::make(&place, address)?;
         // The port was free a moment ago; another program may have been faster.

@@ -182,7 +182,7 @@ fn told(then: &SavedCluster, now: &SavedCluster) -> String {
         tell(String::from("it did not exist when the plan was made"));
     }
     if then.spec != now.spec {
-        tell(String::from("its spec is not the one of which the plan was made"));
+        tell(String::from("its spec has changed since the plan was made"));
     }
     let (planned, needed) = (&then.steps, &now.steps);
     let same = |(then, now): (&SavedStep, &SavedStep)| then.kind == now.kind && then.deed() == now.deed();

@@ -268,7 +268,7 @@ impl<B: Body<Data = Bytes> + Unpin> Messages<B> {
     async fn next<M: Message + Default>(&mut self) -> Result<Option<M>, Status> {
         loop {
             if let Some(message) = self.take()? {
-                return M::decode(message.as_slice()).map(Some).map_err(|_| bad("the message is not understood"));
+                return M::decode(message.as_slice()).map(Some).map_err(|_| bad("the message cannot be parsed"));
             }
             match self.body.frame().await {
                 None if self.buffer.is_empty() => return Ok(None),

@@ -66,7 +66,7 @@ pub enum DrillError {
     Fault(#[from] faults::FaultError),
     #[error("cluster {0} is not bootstrapped, so there is nothing to rehearse")]
     NotFormed(String),
-    #[error("a drill of PostgreSQL also strikes its etcd, and that of {0} is operated by others")]
+    #[error("a drill of PostgreSQL also strikes its etcd, and that of {0} is not managed by quorate")]
     OtherDcs(String),
     #[error("scenario {scenario} needs {needs}")]
     Needs { scenario: &'static str, needs: &'static str },
@@ -319,7 +319,7 @@ fn conclude(judged: Judged<'_>) -> Verdict {
         ),
         Ending::Failed if problems.len() == 1 => format!("failed: {}", problems[0]),
         Ending::Failed => format!("failed, for {} reasons, the first of which is: {}", problems.len(), problems[0]),
-        Ending::NotEnoughTraffic => format!("not enough traffic to tell: {}", too_little.join("; ")),
+        Ending::NotEnoughTraffic => format!("not enough traffic for a verdict: {}", too_little.join("; ")),
     };
     if result == Ending::NotEnoughTraffic {
         problems = too_little;

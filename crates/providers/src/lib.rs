@@ -162,7 +162,7 @@ pub enum ProviderError {
     AddressUnusable { address: IpAddr, why: String },
     #[error("no free address was found in {range}")]
     NoAddress { range: String },
-    #[error("{} belongs to another cluster: it bears the mark of {found}", path.display())]
+    #[error("{} belongs to another cluster: it is marked as {found}", path.display())]
     NotOurs { path: PathBuf, found: String },
     #[error("there is no machine {machine} in cluster {cluster}")]
     NoSuchMachine { cluster: String, machine: String },

@@ -121,7 +121,7 @@ fn found_in(export: &str) -> Found {
         (_, Some(kind @ ("ext4" | "xfs" | "btrfs")), _) => Found::FileSystem(kind.to_owned()),
         (_, Some(kind), _) => Found::Other(format!("something of the kind {kind}")),
         (_, None, Some(table)) => Found::Other(format!("a partition table ({table})")),
-        (usage, None, None) => Found::Other(format!("something used for {}", usage.unwrap_or("nobody knows what"))),
+        (usage, None, None) => Found::Other(format!("something used for {}", usage.unwrap_or("an unknown purpose"))),
     }
 }
 

@@ -352,7 +352,7 @@ impl Shared {
         let path = self.manifest_file(&record.launch);
         // If the directory is gone too, so is the machine or its kubelet, and nothing is made again.
         if !path.exists() && path.parent().is_some_and(Path::is_dir) {
-            tracing::warn!(manifest = %path.display(), "somebody removed the manifest; it is written again");
+            tracing::warn!(manifest = %path.display(), "another tool removed the manifest; it is written again");
             self.put_back(&record)?;
         }
         if record.process == Some(process) {

@@ -98,7 +98,7 @@ fn begin(layout: &Layout, announced: &UploadRequest) -> Result<Upload, Refusal> 
     let directory = next.parent().unwrap_or(layout.root());
     files::make_dir(directory, 0o755)?;
     clear(layout)?;
-    let disk = rustix::fs::statvfs(directory).map_err(|error| AgentError::file("look at", directory)(error.into()))?;
+    let disk = rustix::fs::statvfs(directory).map_err(|error| AgentError::file("read", directory)(error.into()))?;
     let (free, needed) = (disk.f_bavail.saturating_mul(disk.f_frsize), announced.bytes.saturating_add(RESERVE));
     if free < needed {
         let expected = format!("{} MiB free in {} for the new program", needed.div_ceil(1 << 20), directory.display());

@@ -165,7 +165,7 @@ pub fn issue(context: &Context, options: cli::CertIssue) -> Result<Exit, Error> 
         written.push(("CA", path));
     }
     let mut text: String = written.iter().map(|(what, path)| format!("{what:11}  {}\n", path.display())).collect();
-    text.push_str(&format!("{:11}  {}\n", "good until", issued.not_after));
+    text.push_str(&format!("{:11}  {}\n", "valid until", issued.not_after));
     output::print(&text)?;
     Ok(Exit::Done)
 }

@@ -88,7 +88,7 @@ pub async fn rotate(context: &Context, options: cli::KeyRotate) -> Result<Exit, 
     }
     if let Place::File(path) = keys.place()? {
         output::talk(&format!(
-            "keep a copy of {} apart from them; copies of the old key open older copies only\n",
+            "back up {} separately from the ledgers; the old key decrypts only older copies\n",
             path.display()
         ));
     }

@@ -74,7 +74,7 @@ fn next(context: &Context, written: &Written) -> String {
     let directory = quoted(&written.directory.to_string_lossy());
     let push = context.command(&format!("kubernetes push {} --out {directory} --to HOST", written.cluster));
     format!(
-        "bring pki/ to each control plane host: `{push}`\n\
+        "copy pki/ to each control plane host: `{push}`\n\
          first control plane: `kubeadm init --config` with kubeadm-v1beta4.yaml; without kubeadm: kube-apiserver.flags\n\
          re-run either command from a timer: it renews certificates before they expire"
     )
@@ -143,7 +143,7 @@ fn restarts(deliveries: &[Delivery]) -> String {
         return String::new();
     }
     let hosts = hosts.join(", ");
-    format!("restart kube-apiserver on {hosts}: the CA is another one, and kube-apiserver reads it only when it starts")
+    format!("restart kube-apiserver on {hosts}: the CA changed, and kube-apiserver reads it only when it starts")
 }
 
 impl From<KubernetesError> for Error {

@@ -26,7 +26,7 @@ use crate::output;
 pub fn export(context: &Context, options: cli::LedgerExport) -> Result<Exit, Error> {
     let ledger = load::ledger(&context.home, &options.name)?;
     if options.out.is_none() && io::stdout().is_terminal() {
-        return Err(Error::refused("an export is not for a terminal", "pass --out FILE, or redirect stdout"));
+        return Err(Error::refused("refusing to write an export to a terminal", "pass --out FILE, or redirect stdout"));
     }
     let key = match &options.key.passphrase_file {
         Some(file) => SealFor::Passphrase(passphrase(file)?),

@@ -33,7 +33,8 @@ pub async fn run(context: &Context, options: cli::RotatePasswords) -> Result<Exi
 /// confirmed that it uses that one, the first is removed. Re-run, it continues with what is there.
 async fn rotate_dcs(context: &Context, ledger: &Ledger, yes: bool) -> Result<Exit, Error> {
     let Some(name) = dcs::own_etcd(&ledger.spec) else {
-        let what = format!("the etcd in which Patroni of {} keeps its state is operated by others", ledger.spec.name);
+        let what =
+            format!("the etcd in which Patroni of {} keeps its state is not managed by quorate", ledger.spec.name);
         let hint = "create a second user there, name it in `postgres.dcs`, and `apply`; then remove the first";
         return Err(Error::refused(what, hint));
     };

@@ -30,7 +30,7 @@ pub async fn run(context: &Context, options: cli::Reboot) -> Result<Exit, Error>
     let json = options.output.format == Format::Json;
     if json && !options.yes {
         let hint = "pass --yes, or run it without --output json to see the plan first";
-        return Err(Error::refused("with JSON output nobody is asked for confirmation", hint));
+        return Err(Error::refused("there is no confirmation prompt with JSON output", hint));
     }
     if !json {
         context.show_plan(&options.name, &reboot.plan)?;

@@ -75,7 +75,7 @@ fn a_declared_user_by_certificate() {
         let told = sandbox.quorate(&["cert", "issue", "c", "--user", "app"]).ok().stdout;
         let clients = sandbox.home().join("clients/c");
         let (certificate, key) = (clients.join("app.crt"), clients.join("app.key"));
-        assert!(told.contains(&certificate.display().to_string()) && told.contains("good until"), "{told}");
+        assert!(told.contains(&certificate.display().to_string()) && told.contains("valid until"), "{told}");
         assert_eq!(fs::metadata(&key).unwrap().permissions().mode() & 0o777, 0o600);
         may_do_what_its_roles_say(&sandbox, &by_certificate(&sandbox, &certificate, &key));
 

@@ -140,7 +140,7 @@ fn a_mac_that_another_machine_has_is_told_with_its_name() {
     let interface = format!("network: {NAME}, address: 10.77.203.1, prefix: 16, mac: \"52:54:00:99:99:99\"");
     let told = Wrong { interface, ..Wrong::new() }.refused();
     virsh(&["undefine", "somebodys"]);
-    let expected = "the MAC 52:54:00:99:99:99 of etcd-1 is already that of the machine `somebodys`";
+    let expected = "the MAC 52:54:00:99:99:99 of etcd-1 is already used by the machine `somebodys`";
     assert!(told.stderr.contains(expected), "{}", told.stderr);
 }
 
@@ -194,7 +194,7 @@ fn whom_libvirt_does_not_let_in_is_told_what_to_become() {
     fs::set_permissions(socket, before).expect("open again");
     for run in [&asked, &closed] {
         eprintln!("{}", run.stderr);
-        assert!(run.stderr.contains("does not let this user in: "), "{}", run.stderr);
+        assert!(run.stderr.contains("permission denied by libvirt at "), "{}", run.stderr);
         assert!(run.stderr.contains("be root, or a member of the group `libvirt`"), "{}", run.stderr);
     }
     assert!(closed.stderr.contains("Permission denied"), "{}", closed.stderr);

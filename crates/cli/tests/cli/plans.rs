@@ -87,7 +87,7 @@ fn a_plan_that_does_not_fit_any_more_is_refused_with_what_differs() {
     // Another spec by now.
     sandbox.file("c.yaml", &spec(1, &version, "quota: 4GiB", ""));
     let told = untouched("p.json", 3);
-    assert!(told.contains("cluster c: its spec is not the one of which the plan was made"), "{told}");
+    assert!(told.contains("cluster c: its spec has changed since the plan was made"), "{told}");
     sandbox.file("c.yaml", &spec(1, &version, "quota: 3GiB", ""));
     // A file that is none, or of a later quorate.
     let text = fs::read_to_string(sandbox.path().join("p.json")).unwrap();

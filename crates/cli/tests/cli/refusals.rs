@@ -65,7 +65,7 @@ fn names_and_types() {
     refused("    members: []\n", &["c.yaml:4:5: error: the cluster `c` has no members", "list at least one"]);
     refused(
         "    members: [{name: a, address: 127.9.9.9}, {name: b}, {name: d, address: 127.9.9.9}]\n",
-        &["c.yaml:4:76: error: address 127.9.9.9 is already that of `a`", "a different address"],
+        &["c.yaml:4:76: error: address 127.9.9.9 is already used by `a`", "a different address"],
     );
     refused("    members: [{name: a, address: 10.0.0.1}]\n", &["c.yaml:4:34: error", "127.0.0.0/8 only, not 10.0.0.1"]);
     refused("", &["c.yaml:3:5: error", "`members`"]);

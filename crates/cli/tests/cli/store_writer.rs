@@ -96,7 +96,7 @@ fn a_recorder_goes_on_top_of_nothing_forged<T>(
 ) {
     forge(store, id, FUTURE);
     let watcher = cluster.watch();
-    eventually("the forgery is reported", 60, || cluster.watched().contains("somebody else writes to"));
+    eventually("the forgery is reported", 60, || cluster.watched().contains("another writer writes to"));
     assert!(cluster.watched().contains("2099"), "{}", cluster.watched());
     put("/registry/secrets/prod/db", SECRET);
     eventually("changes are recorded", 60, || !files(&store.join(format!("changes/{id}"))).is_empty());
@@ -110,7 +110,7 @@ fn a_recorder_goes_on_top_of_nothing_forged<T>(
     assert!(ids.iter().all(|listed| **listed == json!(id)), "{listed:#}");
     assert!(listed["damage"].to_string().contains(FUTURE), "{listed:#}");
     let problems = cluster.sandbox.status(NAME)["backup"]["problems"].to_string();
-    assert!(problems.contains("somebody else writes to the backup store"), "{problems}");
+    assert!(problems.contains("another writer writes to the backup store"), "{problems}");
 
     a_segment_that_was_appended_is_refused(cluster, store, id);
 }

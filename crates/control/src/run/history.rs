@@ -361,22 +361,21 @@ fn words(before: &Ledger, after: &Ledger) -> Vec<Word> {
         words.push(Word { kind, member, action, because: because.to_owned() });
     };
     if before.spec != after.spec {
-        word("spec", None, String::from("take over a changed spec"), "it is what the operator gave");
+        word("spec", None, String::from("take over a changed spec"), "the operator changed the spec");
     }
     if before.power != after.power {
-        let wish = if after.power == Power::Off { "off" } else { "on" };
-        word("power", None, format!("note that the machines are to be {wish}"), "the operator requested it");
+        let wish = if after.power == Power::Off { "stop" } else { "start" };
+        word("power", None, format!("request to {wish} the machines"), "the operator requested it");
     }
     for (member, record) in &after.members {
         let had = before.members.get(member).map_or(1, |r| r.incarnation.max(1));
         if record.incarnation > had {
-            let action = format!("note that {member} gets another machine, incarnation {}", record.incarnation);
+            let action = format!("move {member} to {member}.{}", record.incarnation);
             word("replace", Some(member.to_string()), action, "the operator requested it");
         }
         let renews = before.members.get(member).and_then(|r| r.renewing) != record.renewing;
         if let Some(incarnation) = record.renewing.filter(|_| renews) {
-            let action =
-                format!("note that {member} gets another machine, incarnation {incarnation}, and keeps its data");
+            let action = format!("move {member} to {member}.{incarnation} and keep its data");
             word("replace", Some(member.to_string()), action, "the operator requested it");
         }
     }
@@ -540,10 +539,7 @@ mod tests {
         Recorder::begin(history.clone(), "recover", 1, Some(&ledger()), &after).unwrap();
         let told = history.entries(None).unwrap();
         let actions: Vec<&str> = told.iter().map(|e| e.step.action.as_str()).collect();
-        let expected = [
-            "note that etcd-2 gets another machine, incarnation 2",
-            "record the confirmation that the quorum is permanently lost",
-        ];
+        let expected = ["move etcd-2 to etcd-2.2", "record the confirmation that the quorum is permanently lost"];
         assert_eq!(actions, expected);
         assert_eq!(told[1].step.because, "confirmed after this was shown: 1 of 3 voters");
         assert!(told.iter().all(|e| e.result == Ending::Done));

@@ -37,7 +37,7 @@ listed! {
         RecordFormed { etcd_cluster_id: u64 },
         MoveLeader { member: MemberName, to: MemberName, to_id: u64 },
         RestartEtcd { member: MemberName },
-        /// Restarts etcd as it is, but so that it takes a Raft snapshot after the next entry.
+        /// Restarts etcd as it is, to make it take a Raft snapshot after the next entry.
         TakeRaftSnapshot { member: MemberName },
         /// Reboots the machine if it is still in this boot.
         RebootMachine { member: MemberName, boot: String, upgrade_packages: bool },
@@ -279,7 +279,7 @@ impl Action {
         self.profile().about
     }
 
-    /// What it means for data and clients, as far as somebody should look twice.
+    /// What it means for data and clients, as far as a person should look twice.
     pub fn effect(&self) -> Effect {
         self.profile().effect
     }
@@ -339,7 +339,7 @@ impl fmt::Display for Action {
             Action::MoveLeader { member, to, .. } => write!(f, "move the leader from {member} to {to}"),
             Action::RestartEtcd { member } => write!(f, "restart etcd on {member}"),
             Action::TakeRaftSnapshot { member } => {
-                write!(f, "restart etcd on {member} so that it takes a Raft snapshot")
+                write!(f, "restart etcd on {member} to make it take a Raft snapshot")
             }
             Action::RebootMachine { member, upgrade_packages: false, .. } => {
                 write!(f, "reboot the machine of {member}")

@@ -241,14 +241,11 @@ impl fmt::Display for UnsafeBecause {
             ),
             UnsafeBecause::Untrusted { member, distrust: Distrust { what, known: Some(known), told } } => write!(
                 f,
-                "the agent of {member} reports {what} {told}, and the ledger knows {known}: nothing else shows that, so \
-                 nothing \
-                 that it reports is believed"
+                "the agent of {member} reports {what} {told}, and the ledger knows {known}: nothing confirms this, so its reports are ignored"
             ),
             UnsafeBecause::Untrusted { member, distrust: Distrust { what, known: None, told } } => write!(
                 f,
-                "the agent of {member} reports {what} {told}: nothing else shows that, so nothing that it reports is \
-                 believed"
+                "the agent of {member} reports {what} {told}: nothing confirms this, so its reports are ignored"
             ),
             UnsafeBecause::NewerAgent { member, runs, ours } => {
                 write!(f, "the agent of {member} runs {runs}, which this {ours} does not understand")
@@ -301,7 +298,7 @@ impl fmt::Display for UnsafeBecause {
                 write!(f, "the backup could not be restored on {member}, and nothing else was touched: {why}")
             }
             UnsafeBecause::NoSuccessor { from, unfit } if unfit.is_empty() => {
-                write!(f, "{from} is the only member: nobody can take over from it")
+                write!(f, "{from} is the only member: no member can take over")
             }
             UnsafeBecause::NoSuccessor { from, unfit } if unfit.len() == 1 => {
                 write!(f, "{} cannot take over from {from}: {}", unfit[0].0, unfit[0].1)
@@ -517,7 +514,10 @@ impl fmt::Display for UnsafeBecause {
                 short(ledger)
             ),
             UnsafeBecause::RootPasswordDiffers => {
-                write!(f, "the file with root's password holds another one than the cluster was created with")
+                write!(
+                    f,
+                    "the file with root's password contains a different password from the one the cluster was created with"
+                )
             }
             UnsafeBecause::NoBackup => write!(f, "there is no verified backup of this cluster's data"),
             UnsafeBecause::BackupOlder { id, at, backup, data: Some(data) } => write!(

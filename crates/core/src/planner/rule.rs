@@ -50,7 +50,7 @@ impl fmt::Display for Rule {
             Rule::SomeThingsStay => "cannot be changed after creation",
             Rule::CommitsSurvive => "confirmed commits survive",
             Rule::StandbyKeepsUp => "no standby has lower limits than its primary",
-            Rule::UpgradeIsRehearsed => "an upgrade is rehearsed before anybody stops for it",
+            Rule::UpgradeIsRehearsed => "an upgrade is rehearsed before any member is stopped",
             Rule::StopsByConsent => "clients are stopped only with consent",
             Rule::ProxyServes => "a proxy keeps serving while another is changed",
             Rule::OthersAreLeftAlone => "only what has the cluster's mark is changed",

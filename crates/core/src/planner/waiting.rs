@@ -171,7 +171,7 @@ impl WaitingFor {
 pub type Awaited = (Discriminant<WaitingFor>, Option<MemberName>);
 
 /// What one wait has led to so far. Waits that come and go do not pass for progress: each thing counts once, when it is over for the
-/// first time, so that a wait without a step in between is bounded.
+/// first time, so a wait without a step in between is bounded.
 #[derive(Debug, Default)]
 pub struct Outstanding {
     now: HashSet<Awaited>,
@@ -217,7 +217,7 @@ impl fmt::Display for WaitingFor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             WaitingFor::Provider { why } => write!(f, "the provider to answer: {why}"),
-            WaitingFor::Fixtures { why } => write!(f, "what there is besides machines to be seen: {why}"),
+            WaitingFor::Fixtures { why } => write!(f, "load balancers and DNS records to be listed: {why}"),
             WaitingFor::Fixture { fixture, why } => write!(f, "{fixture} to serve: {why}"),
             WaitingFor::Agent { member, why } => write!(f, "the agent of {member} to answer: {why}"),
             WaitingFor::MachineOff { member } => write!(f, "the machine of {member} to be off: it is stopping"),

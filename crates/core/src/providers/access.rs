@@ -3,11 +3,11 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Whom the security groups that quorate makes let in.
+/// Who may connect through the security groups that quorate creates.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Access {
-    /// Those whom `host.firewall` lets in.
+    /// Sources allowed by `host.firewall`.
     #[default]
     Firewall,
     /// Of these, only machines in two more groups that quorate makes: one for clients, and one for ssh and quorate itself.

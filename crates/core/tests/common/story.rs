@@ -251,10 +251,8 @@ fn tell(scene: &mut Option<Scene>, line: &str, more: &str) {
             scene.brought.dcs = Some(Err(why.to_owned()));
         }
         ["fixtures", "unseen"] => {
-            scene.seen.fixtures = Seen::Unreachable {
-                since: scene.seen.now,
-                why: String::from("AWS refused to look at the load balancer"),
-            };
+            scene.seen.fixtures =
+                Seen::Unreachable { since: scene.seen.now, why: String::from("AWS refused to read the load balancer") };
         }
         _ if happen_to_fixture(scene, line) => {}
         [member, ..] if scene::postgres::happen(scene, &member.into(), &words[1..]) => {}

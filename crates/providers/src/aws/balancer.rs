@@ -127,7 +127,7 @@ impl Aws {
 
     /// By name. Whether it is ours, its tags say.
     async fn find_balancer(&self) -> Result<Option<Balancer>, AwsError> {
-        let call = Call::balancing("look at the load balancer", "DescribeLoadBalancers");
+        let call = Call::balancing("read the load balancer", "DescribeLoadBalancers");
         let found = self.balancing_list(call.members("Names", [self.balancer_name()]), "LoadBalancers").await?;
         let Some(mut balancer) = found.iter().find_map(Balancer::read) else { return Ok(None) };
         balancer.is_ours = self.has_mark(&balancer.arn).await?;
@@ -135,7 +135,7 @@ impl Aws {
     }
 
     async fn find_target_group(&self) -> Result<Option<TargetGroup>, AwsError> {
-        let call = Call::balancing("look at the target group", "DescribeTargetGroups");
+        let call = Call::balancing("read the target group", "DescribeTargetGroups");
         let found = self.balancing_list(call.members("Names", [self.balancer_name()]), "TargetGroups").await?;
         let Some(mut group) = found.iter().find_map(TargetGroup::read) else { return Ok(None) };
         group.is_ours = self.has_mark(&group.arn).await?;
@@ -162,14 +162,14 @@ impl Aws {
     }
 
     async fn targets(&self, group: &TargetGroup) -> Result<Vec<Target>, AwsError> {
-        let call = Call::balancing("look at the members of the load balancer", "DescribeTargetHealth");
+        let call = Call::balancing("read the members of the load balancer", "DescribeTargetHealth");
         let found = self.balancing_list(call.with("TargetGroupArn", &group.arn), "TargetHealthDescriptions").await?;
         Ok(found.iter().filter_map(Target::read).collect())
     }
 
     /// Whether clients that come to it are led to the target group.
     async fn is_listening(&self, balancer: &Balancer, group: &TargetGroup) -> Result<Option<bool>, AwsError> {
-        let call = Call::balancing("look at the listener of the load balancer", "DescribeListeners");
+        let call = Call::balancing("read the listener of the load balancer", "DescribeListeners");
         let found = self.balancing_list(call.with("LoadBalancerArn", &balancer.arn), "Listeners").await?;
         let port = CLIENT_PORT.to_string();
         let listener = found.iter().find(|one| one.text("Port").as_ref() == Some(&port));
@@ -378,7 +378,7 @@ impl Aws {
 
     /// One that leads somewhere else.
     async fn delete_listener(&self, balancer: &Balancer) -> Result<(), AwsError> {
-        let call = Call::balancing("look at the listener of the load balancer", "DescribeListeners");
+        let call = Call::balancing("read the listener of the load balancer", "DescribeListeners");
         let found = self.balancing_list(call.with("LoadBalancerArn", &balancer.arn), "Listeners").await?;
         let port = CLIENT_PORT.to_string();
         for listener in found.iter().filter(|one| one.text("Port").as_ref() == Some(&port)) {

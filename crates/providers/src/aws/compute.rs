@@ -31,7 +31,7 @@ impl Aws {
             known.iter().filter(|id| !found.iter().any(|instance| instance.id == **id)).cloned().collect()
         };
         if !missing.is_empty() {
-            let call = Call::new("look for instances", "DescribeInstances").filter("instance-id", &missing);
+            let call = Call::new("find instances", "DescribeInstances").filter("instance-id", &missing);
             let again = Instance::all(&self.session()?.list(call, "reservationSet").await?);
             found.extend(again.into_iter().filter(Instance::is_alive));
         }
@@ -48,7 +48,7 @@ impl Aws {
 
     /// None: it is terminated, or was long ago.
     pub(super) async fn look_at(&self, id: &str) -> Result<Option<Instance>, AwsError> {
-        let call = Call::new(format!("look at the instance {id}"), "DescribeInstances").list("InstanceId", [id]);
+        let call = Call::new(format!("read the instance {id}"), "DescribeInstances").list("InstanceId", [id]);
         let found = self.session()?.unless_absent(&call).await?;
         let found = found.map(|found| found.items("reservationSet").cloned().collect::<Vec<Xml>>());
         Ok(found.map(|all| Instance::all(&all)).and_then(|all| all.into_iter().next()))

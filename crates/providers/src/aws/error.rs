@@ -27,7 +27,7 @@ pub enum AwsError {
     Refused { doing: String, code: String, said: String },
     #[error("AWS failed to {doing} ({code}): {said}")]
     Failed { doing: String, code: String, said: String },
-    #[error("an answer of AWS is not understood ({doing}): {why}")]
+    #[error("unexpected answer from AWS ({doing}): {why}")]
     Unreadable { doing: String, why: String },
     #[error("AWS has no {what} {name}{}", known("; it has ", names, ""))]
     Missing { what: &'static str, name: String, names: Vec<String> },
@@ -66,7 +66,7 @@ pub enum AwsError {
     )]
     Reserved { address: IpAddr, range: String },
     #[error(
-        "machines of others have the security groups {}: take them off (`aws ec2 modify-network-interface-attribute`), then run this \
+        "other machines use the security groups {}: take them off (`aws ec2 modify-network-interface-attribute`), then run this \
          again",
         list(groups)
     )]
@@ -78,7 +78,7 @@ pub enum AwsError {
     VpcInUse { vpcs: Vec<String> },
     #[error("{what} was still {state} after {seconds} s{}", remedy.as_ref().map(|remedy| format!(": {remedy}")).unwrap_or_default())]
     TooSlow { what: String, state: String, seconds: u64, remedy: Option<String> },
-    #[error("the instance {id} is gone ({why})")]
+    #[error("the instance {id} no longer exists ({why})")]
     Gone { id: String, why: String },
     #[error("the volume {id} is in the state {state}; `aws ec2 describe-volumes --volume-ids {id}` may say why")]
     VolumeBroken { id: String, state: String },

@@ -15,7 +15,7 @@ pub(super) struct Found {
 
 impl Aws {
     pub(super) async fn image(&self) -> Result<Found, AwsError> {
-        let doing = "look for the image";
+        let doing = "find the image";
         let call = Call::new(doing, "DescribeImages");
         let image = &self.settings.image;
         let call = match (&image.id, &image.newest, &image.parameter) {
@@ -54,7 +54,7 @@ impl Aws {
 
     /// Checks that there are such types. On those with a data volume, it must have a name.
     pub(super) async fn check_types(&self, types: &[String], has_data: bool) -> Result<(), AwsError> {
-        let call = Call::new("look for the types of instances", "DescribeInstanceTypes").list("InstanceType", types);
+        let call = Call::new("find the types of instances", "DescribeInstanceTypes").list("InstanceType", types);
         let found = match self.session()?.call(&call).await {
             Err(error) if error.has_code(&["InvalidInstanceType", "InvalidParameterValue"]) => {
                 return Err(missing("type of instance among", &types.join(", ")));
@@ -73,7 +73,7 @@ impl Aws {
     }
 
     pub(super) async fn check_key_pair(&self, name: &str) -> Result<(), AwsError> {
-        let call = Call::new("look for the key pair", "DescribeKeyPairs");
+        let call = Call::new("find the key pair", "DescribeKeyPairs");
         let found = self.session()?.call(&call).await?;
         let names: Vec<String> = found.items("keySet").filter_map(|pair| pair.text("keyName")).collect();
         if names.iter().any(|known| known == name) {

@@ -275,7 +275,7 @@ impl Aws {
 
     /// Who has this address.
     async fn holder(&self, subnet: &Subnet, address: IpAddr) -> Result<Option<String>, AwsError> {
-        let call = Call::new("look for an address", "DescribeNetworkInterfaces")
+        let call = Call::new("find an address", "DescribeNetworkInterfaces")
             .filter("subnet-id", [&subnet.id])
             .filter("addresses.private-ip-address", [address]);
         let found = self.session()?.list(call, "networkInterfaceSet").await?;

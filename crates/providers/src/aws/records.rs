@@ -228,7 +228,7 @@ impl Aws {
 
     async fn zone_by_name(&self, zone: &str) -> Result<String, AwsError> {
         let request = Rest {
-            doing: format!("look for the hosted zone {zone}"),
+            doing: format!("find the hosted zone {zone}"),
             path: String::from("hostedzonesbyname"),
             query: vec![("dnsname", zone.to_owned()), ("maxitems", String::from("100"))],
             body: String::new(),
@@ -245,7 +245,7 @@ impl Aws {
     }
 
     async fn zone_by_id(&self, id: &str) -> Result<String, AwsError> {
-        let doing = format!("look at the hosted zone {id}");
+        let doing = format!("read the hosted zone {id}");
         let answer =
             self.session()?.route53(&Rest { doing, path: format!("hostedzone/{id}"), ..Rest::default() }).await;
         let found = match answer {

@@ -93,7 +93,7 @@ async fn credentials_that_expired_are_read_again_once() {
 async fn what_is_not_an_answer_is_shown_as_it_is() {
     let (url, _) = serve(|_| Some((200, String::from("<html>")))).await;
     let said = session(&url).call(&Call::new("look", "DescribeThings")).await.unwrap_err().to_string();
-    assert!(said.starts_with("an answer of AWS is not understood (look): "), "{said}");
+    assert!(said.starts_with("unexpected answer from AWS (look): "), "{said}");
     let (url, _) = serve(|_| Some((404, String::from("<html>\n  <p>not here")))).await;
     let said = session(&url).call(&Call::new("look", "DescribeThings")).await.unwrap_err().to_string();
     assert_eq!(said, "AWS refused to look (404): <html> <p>not here");

@@ -90,7 +90,7 @@ impl Aws {
     }
 
     async fn look_at_volume(&self, id: &str) -> Result<Option<Xml>, AwsError> {
-        let call = Call::new(format!("look at the volume {id}"), "DescribeVolumes").list("VolumeId", [id]);
+        let call = Call::new(format!("read the volume {id}"), "DescribeVolumes").list("VolumeId", [id]);
         let found = self.session()?.unless_absent(&call).await?;
         Ok(found.and_then(|found| found.items("volumeSet").next().cloned()))
     }

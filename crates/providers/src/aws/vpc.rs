@@ -302,7 +302,7 @@ impl Aws {
 
     /// Waits until a NAT gateway is in this state, or gone.
     async fn await_nat(&self, id: &str, wanted: &str) -> Result<(), AwsError> {
-        let call = Call::new(format!("look at the NAT gateway {id}"), NAT.list).list("NatGatewayId", [id]);
+        let call = Call::new(format!("read the NAT gateway {id}"), NAT.list).list("NatGatewayId", [id]);
         let begun = Instant::now();
         loop {
             let found = self.session()?.unless_absent(&call).await?;

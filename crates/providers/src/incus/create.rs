@@ -62,7 +62,7 @@ impl Incus {
         let target = self.target(server, &new.id, member, kept.as_ref()).await?;
         self.check_room(server, member, target.as_deref()).await?;
         for profile in &self.settings.profiles {
-            if server.get("look for a profile", &format!("/1.0/profiles/{}", escaped(profile))).await?.is_none() {
+            if server.get("find a profile", &format!("/1.0/profiles/{}", escaped(profile))).await?.is_none() {
                 let known = names(&server.list("list profiles", "/1.0/profiles?recursion=1").await?);
                 return Err(IncusError::Missing { what: "profile", name: profile.clone(), known }.into());
             }
@@ -80,7 +80,7 @@ impl Incus {
         if !self.is_vm() || server.is_clustered() {
             return Ok(());
         }
-        let found = server.get("look at the server", "/1.0").await?;
+        let found = server.get("read the server", "/1.0").await?;
         let driver = found.and_then(|found| found.value.pointer("/environment/driver")?.as_str().map(str::to_owned));
         let driver = driver.unwrap_or_default();
         if driver.contains("qemu") { Ok(()) } else { Err(IncusError::NoVirtualMachines { driver }) }
@@ -98,7 +98,7 @@ impl Incus {
             }
             return Ok(source);
         }
-        let alias = server.get("look for the image", &format!("/1.0/images/aliases/{}", escaped(image))).await?;
+        let alias = server.get("find the image", &format!("/1.0/images/aliases/{}", escaped(image))).await?;
         let fingerprint = alias.and_then(|found| found.value.get("target")?.as_str().map(str::to_owned));
         if let Some(fingerprint) = fingerprint {
             return Ok(json!({ "type": "image", "fingerprint": fingerprint }));

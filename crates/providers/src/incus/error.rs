@@ -8,7 +8,7 @@ pub enum IncusError {
     #[error("Incus cannot be reached at {}: {why}; is it installed and running?", path.display())]
     NoSocket { path: PathBuf, why: String },
     #[error(
-        "Incus does not let this user in at {}: be root, or a member of the group `incus-admin` (log in again after you \
+        "permission denied by Incus at {}: be root, or a member of the group `incus-admin` (log in again after you \
          were added to it)",
         path.display()
     )]
@@ -45,7 +45,7 @@ pub enum IncusError {
     Refused { doing: String, code: u16, said: String },
     #[error("Incus did not finish within {seconds} s: {doing}")]
     TooSlow { doing: String, seconds: u64 },
-    #[error("an answer of Incus is not understood ({doing}): {why}")]
+    #[error("unexpected answer from Incus ({doing}): {why}")]
     Unreadable { doing: String, why: String },
     #[error(
         "Incus has an instance `{name}` that quorate did not make: rename or remove it, or give the member another name"
@@ -79,7 +79,7 @@ pub enum IncusError {
     NoHost,
     #[error(
         "the instance {name} is on the host {host} of the Incus cluster, which does not answer: bring the host back, or \
-         remove it for good with `incus cluster remove --force {host}`, and run this again"
+         remove it permanently with `incus cluster remove --force {host}`, and run this again"
     )]
     Hidden { name: String, host: String },
     #[error("the spec has no member {member}")]

@@ -56,7 +56,7 @@ pub async fn import(
     let server = Server::new(remote, project)?;
     server.check().await?;
     let path = format!("/1.0/images/{fingerprint}");
-    let was_there = server.get("look for the image", &path).await?.is_some();
+    let was_there = server.get("find the image", &path).await?.is_some();
     if !was_there {
         let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let call = Call::new(format!("import {}", file.display()), Method::POST, "/1.0/images");
@@ -117,7 +117,7 @@ fn tarball(metadata: &str) -> io::Result<Vec<u8>> {
 
 async fn name_it(server: &Server, alias: &str, fingerprint: &str) -> Result<(), IncusError> {
     let path = format!("/1.0/images/aliases/{}", escaped(alias));
-    let found = server.get("look for the alias", &path).await?;
+    let found = server.get("find the alias", &path).await?;
     let doing = format!("call the image {alias}");
     let call = match &found {
         Some(found) if found.value.get("target").and_then(Value::as_str) == Some(fingerprint) => return Ok(()),

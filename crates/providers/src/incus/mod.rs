@@ -145,7 +145,7 @@ impl Incus {
 
     /// One instance, and its ETag.
     async fn look_at(&self, server: &Server, name: &str) -> Result<Option<(Instance, String)>, IncusError> {
-        let found = server.get(&format!("look at {name}"), &instance::path(name)).await?;
+        let found = server.get(&format!("read {name}"), &instance::path(name)).await?;
         Ok(found.and_then(|found| Some((Instance::read(&found.value)?, found.etag))))
     }
 
@@ -189,7 +189,7 @@ impl Incus {
 
     /// Incus refuses to delete attached volumes.
     async fn detach(&self, server: &Server, seen: &Instance) -> Result<(), IncusError> {
-        let Some(found) = server.get(&format!("look at {}", seen.name), &seen.path()).await? else { return Ok(()) };
+        let Some(found) = server.get(&format!("read {}", seen.name), &seen.path()).await? else { return Ok(()) };
         let mut value = found.value;
         if let Some(devices) = value.get_mut("devices").and_then(Value::as_object_mut) {
             devices.retain(|name, _| ![DATA_DEVICE, SEED_DEVICE].contains(&name.as_str()));

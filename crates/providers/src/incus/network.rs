@@ -79,7 +79,7 @@ impl Network {
 impl Incus {
     pub(super) async fn network(&self, server: &Server) -> Result<Network, IncusError> {
         let name = &self.settings.network;
-        let found = server.get("look for the network", &format!("/1.0/networks/{}", escaped(name))).await?;
+        let found = server.get("find the network", &format!("/1.0/networks/{}", escaped(name))).await?;
         match found {
             Some(Found { value, .. }) => Ok(Network::read(name, &value)),
             None => {

@@ -102,7 +102,7 @@ impl Needed {
 /// A client that may not read them is told by Incus when they are reached.
 async fn project_limits(server: &Server) -> Result<Value, IncusError> {
     let path = format!("/1.0/projects/{}/state", escaped(&server.project));
-    match server.get("look at the limits of the project", &path).await {
+    match server.get("read the limits of the project", &path).await {
         Ok(found) => Ok(found.and_then(|found| found.value.get("resources").cloned()).unwrap_or_default()),
         Err(IncusError::Refused { code: 403, .. }) => Ok(Value::Null),
         Err(error) => Err(error),

@@ -304,7 +304,7 @@ impl Server {
 
     /// Checks that the server trusts this client and has everything that quorate uses.
     pub(super) async fn check(&self) -> Result<(), IncusError> {
-        let server = self.get("look at the server", "/1.0").await?;
+        let server = self.get("read the server", "/1.0").await?;
         let server = server.map(|found| found.value).unwrap_or_default();
         if server.get("auth").and_then(Value::as_str) != Some("trusted") {
             return Err(IncusError::Untrusted { name: self.name.clone() });
@@ -327,7 +327,7 @@ impl Server {
             return Ok(());
         }
         let (name, path) = (self.project.clone(), format!("/1.0/projects/{}", escaped(&self.project)));
-        match self.get("look for the project", &path).await {
+        match self.get("find the project", &path).await {
             Ok(None) => Err(IncusError::Missing { what: "project", name, known }),
             Ok(Some(_)) | Err(IncusError::Refused { code: 403, .. }) => Err(IncusError::NotAllowed { name, known }),
             Err(error) => Err(error),

@@ -140,12 +140,12 @@ impl Incus {
     pub(super) async fn left_in_pool(&self, server: &Server, host: Option<&str>) -> Result<u64, IncusError> {
         let pool = &self.settings.pool;
         let path = format!("/1.0/storage-pools/{}", escaped(pool));
-        if server.get("look for the storage pool", &path).await?.is_none() {
+        if server.get("find the storage pool", &path).await?.is_none() {
             let known = server.list("list storage pools", "/1.0/storage-pools?recursion=1").await?;
             return Err(IncusError::Missing { what: "storage pool", name: pool.clone(), known: names(&known) });
         }
         let at = host.map_or_else(String::new, |host| format!("?target={}", escaped(host)));
-        let found = server.get("look at the storage pool", &format!("{path}/resources{at}")).await?;
+        let found = server.get("read the storage pool", &format!("{path}/resources{at}")).await?;
         let space = |field: &str| found.as_ref()?.value.get("space")?.get(field)?.as_u64();
         // A pool that does not say has no bound that is known here.
         Ok(space("total")

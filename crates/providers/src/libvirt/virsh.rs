@@ -18,7 +18,7 @@ pub enum LibvirtError {
     NoVirsh,
     #[error("libvirt at {uri} cannot be reached: {said}")]
     Unreachable { uri: String, said: String },
-    #[error("libvirt at {uri} does not let this user in: {said}; be root, or a member of the group `libvirt`")]
+    #[error("permission denied by libvirt at {uri}: {said}; be root, or a member of the group `libvirt`")]
     Denied { uri: String, said: String },
     #[error("libvirt has no {what} `{name}`{}", listed(known))]
     Missing { what: &'static str, name: String, known: Vec<String> },
@@ -30,15 +30,15 @@ pub enum LibvirtError {
     ImageLarger { image: String, has: String, wanted: String },
     #[error("the volume `{name}` is already in the storage pool `{pool}`, and nothing says that it is this machine's")]
     VolumeTaken { pool: String, name: String },
-    #[error("the MAC {mac} of {member} is already that of the machine `{by}`")]
+    #[error("the MAC {mac} of {member} is already used by the machine `{by}`")]
     MacTaken { mac: String, member: String, by: String },
     #[error("this host has no network interface `{name}` for macvtap")]
     NoDevice { name: String },
-    #[error("the machine `{name}` of libvirt is not quorate's, and is in the way")]
+    #[error("the machine `{name}` of libvirt is not quorate's, and blocks the name")]
     NameTaken { name: String },
     #[error("the spec says nothing of {member} any more, so its machine cannot be made")]
     NotInSpec { member: String },
-    #[error("libvirt describes `{name}` in a way that is not understood")]
+    #[error("cannot parse libvirt's description of `{name}`")]
     Unreadable { name: String },
     #[error("libvirt did not answer `virsh {command}` within {} s", PATIENCE.as_secs())]
     Silent { command: String },

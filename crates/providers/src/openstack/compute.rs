@@ -40,7 +40,7 @@ impl Openstack {
     }
 
     pub(super) async fn look_at(&self, server: &Server) -> Result<Option<Server>, OpenstackError> {
-        let doing = format!("look at {}", server.name);
+        let doing = format!("read {}", server.name);
         let found = self.session()?.get(&doing, Compute, &server.path(), Some(VERSION)).await?;
         Ok(found.and_then(|found| Server::read(found.get("server")?)))
     }
@@ -220,7 +220,7 @@ impl Openstack {
 
     pub(super) async fn check_key_pair(&self, name: &str) -> Result<(), OpenstackError> {
         let path = format!("/os-keypairs/{}", escaped(name));
-        if self.session()?.get("look for the key pair", Compute, &path, None).await?.is_some() {
+        if self.session()?.get("find the key pair", Compute, &path, None).await?.is_some() {
             return Ok(());
         }
         let all = self.session()?.list("list key pairs", Compute, "/os-keypairs", "keypairs", None).await?;
@@ -316,6 +316,6 @@ pub(super) struct Flavor {
 }
 
 pub(super) fn gone(server: &Server) -> OpenstackError {
-    let doing = format!("look at {}", server.name);
+    let doing = format!("read {}", server.name);
     OpenstackError::Refused { doing, code: 404, said: String::from("it is gone") }
 }

@@ -97,9 +97,9 @@ impl Openstack {
     async fn image(&self) -> Result<String, OpenstackError> {
         let (session, name) = (self.session()?, &self.settings.image);
         let path = format!("/images?name={}", escaped(name));
-        let mut found = session.list("look for the image", Image, &path, "images", None).await?;
+        let mut found = session.list("find the image", Image, &path, "images", None).await?;
         if found.is_empty() {
-            found.extend(session.get("look for the image", Image, &format!("/images/{}", escaped(name)), None).await?);
+            found.extend(session.get("find the image", Image, &format!("/images/{}", escaped(name)), None).await?);
         }
         if found.is_empty() {
             found = session.list("list images", Image, "/images", "images", None).await?;

@@ -35,7 +35,7 @@ pub enum OpenstackError {
     Refused { doing: String, code: u16, said: String },
     #[error("OpenStack failed to {doing} ({code}): {said}")]
     Failed { doing: String, code: u16, said: String },
-    #[error("an answer of OpenStack is not understood ({doing}): {why}")]
+    #[error("unexpected answer from OpenStack ({doing}): {why}")]
     Unreadable { doing: String, why: String },
     #[error("OpenStack has no {what} `{name}`{}", known("; it has ", names, ""))]
     Missing { what: &'static str, name: String, names: Vec<String> },

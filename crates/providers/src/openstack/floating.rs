@@ -158,7 +158,7 @@ impl Openstack {
     /// Where the operator's floating IP leads to.
     async fn given_floating(&self, id: &str) -> Result<Option<String>, OpenstackError> {
         let path = format!("/floatingips/{id}");
-        let found = self.session()?.get("look at the floating IP", Network, &path, None).await?;
+        let found = self.session()?.get("read the floating IP", Network, &path, None).await?;
         let found = found.as_ref().and_then(|found| found.get("floatingip"));
         let missing = || OpenstackError::Missing { what: "floating IP", name: id.to_owned(), names: Vec::new() };
         Ok(text(found.ok_or_else(missing)?, "port_id").filter(|port| !port.is_empty()))

@@ -108,8 +108,7 @@ impl Place {
     fn interface(&self, port: &Value) -> Result<boot::Interface, OpenstackError> {
         let fixed = port.get("fixed_ips").and_then(Value::as_array).into_iter().flatten();
         let mut addresses = fixed.filter_map(|fixed| text(fixed, "ip_address")?.parse::<IpAddr>().ok());
-        let unreadable =
-            |why: &str| OpenstackError::Unreadable { doing: String::from("look at a port"), why: why.into() };
+        let unreadable = |why: &str| OpenstackError::Unreadable { doing: String::from("read a port"), why: why.into() };
         let address = addresses.next().ok_or_else(|| unreadable("it has no address"))?;
         let subnet = self.subnet(Some(address))?;
         let more = addresses.map(|address| Ok((address, self.subnet(Some(address))?.range.prefix)));
@@ -261,7 +260,7 @@ impl Openstack {
     }
 
     async fn look_at_given_port(&self, id: &str) -> Result<Value, OpenstackError> {
-        let found = self.session()?.get("look at the port", Network, &format!("/ports/{id}"), None).await?;
+        let found = self.session()?.get("read the port", Network, &format!("/ports/{id}"), None).await?;
         let found = found.and_then(|mut found| found.get_mut("port").map(Value::take));
         found.ok_or_else(|| OpenstackError::Missing { what: "port", name: id.to_owned(), names: Vec::new() })
     }
@@ -326,7 +325,7 @@ impl Openstack {
         let find = async || {
             let found = self.ports().await?.into_iter().find(|port| port.name == name);
             let Some(found) = found else { return Ok(None) };
-            self.session()?.get("look at the port", Network, &format!("/ports/{}", found.id), None).await
+            self.session()?.get("read the port", Network, &format!("/ports/{}", found.id), None).await
         };
         let call = Call::new(format!("create the port {name}"), Network, Method::POST, "/ports");
         let made = self.session()?.create(call.json(json!({ "port": port })), find).await;
@@ -356,7 +355,7 @@ impl Openstack {
         let fixed = escaped(&format!("ip_address={address}"));
         let path =
             format!("/ports?network_id={}&fixed_ips={fixed}&fields=id&fields=name&fields=device_owner", place.id);
-        let found = self.session()?.list("look for an address", Network, &path, "ports", None).await?;
+        let found = self.session()?.list("find an address", Network, &path, "ports", None).await?;
         Ok(found.first().map(|port| {
             let named = |field: &str| text(port, field).filter(|name| !name.is_empty());
             let name = named("name").or_else(|| named("device_owner")).or_else(|| named("id"));

@@ -146,7 +146,7 @@ impl Openstack {
     }
 
     async fn status(&self, id: &str) -> Result<Option<String>, OpenstackError> {
-        let found = self.session()?.get("look at a volume", Storage, &format!("/volumes/{id}"), None).await?;
+        let found = self.session()?.get("read a volume", Storage, &format!("/volumes/{id}"), None).await?;
         Ok(found.and_then(|found| text(found.get("volume")?, "status")))
     }
 

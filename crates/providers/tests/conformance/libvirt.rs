@@ -325,7 +325,7 @@ pub fn trials() -> Vec<Trial> {
             place.plant_mac("52:54:00:77:77:77");
             let to = Attachment::Network(NETWORK.to_owned());
             let mac = Some("52:54:00:77:77:77");
-            place.refuses_with(place.settings(), to, mac, "is already that of the machine `quorate-");
+            place.refuses_with(place.settings(), to, mac, "is already used by the machine `quorate-");
         }),
         ("the_seed_disk_is_read_by_other_programs_and_holds_what_the_machine_is_told", |place| {
             place.made(Attachment::Network(NETWORK.to_owned()));

@@ -209,7 +209,7 @@ pub(crate) async fn version_by(
 }
 
 fn note_of(program: &Path, cache: &Path) -> Result<PathBuf, BinaryError> {
-    let file = fs::metadata(program).map_err(BinaryError::file("look at", program))?;
+    let file = fs::metadata(program).map_err(BinaryError::file("read", program))?;
     let identity =
         format!("{} {} {} {}.{}", program.display(), file.ino(), file.size(), file.mtime(), file.mtime_nsec());
     Ok(cache.join("versions").join(&hex(&Sha256::digest(identity))[..32]))

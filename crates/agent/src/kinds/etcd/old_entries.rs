@@ -58,7 +58,7 @@ impl Agent {
             Ok(Ok(Some((snapshot, Some(index))))) => OldEntries::Until { index, snapshot, due },
             Ok(Ok(None)) | Err(_) => OldEntries::Unknown,
             Ok(Err(error)) => {
-                tracing::warn!(error = error.in_full(), "etcd's log is not understood");
+                tracing::warn!(error = error.in_full(), "cannot parse etcd's log");
                 OldEntries::Unknown
             }
         }
@@ -74,7 +74,7 @@ impl Agent {
         let old = blocking(move || wal::old_entry_after(&data, wal::newest_snapshot(&data)?)).await;
         // A log that cannot be read is etcd's to complain about.
         let old = old.unwrap_or_else(|error| {
-            tracing::warn!(error = error.in_full(), "etcd's log is not understood");
+            tracing::warn!(error = error.in_full(), "cannot parse etcd's log");
             None
         });
         old.map_or(Ok(()), |index| Err(AgentError::OldEntry { index, version }))

@@ -78,7 +78,7 @@ impl Agent {
     /// A log that cannot be read is etcd's to complain about.
     async fn log(&self) -> Option<Log> {
         self.read_log().await.unwrap_or_else(|error| {
-            tracing::warn!(error = error.in_full(), "etcd's log is not understood");
+            tracing::warn!(error = error.in_full(), "cannot parse etcd's log");
             None
         })
     }

@@ -221,7 +221,7 @@ impl Place {
     fn take_what_was_made(&self) -> Result<(), AgentError> {
         let (made, new) = (self.made(), self.new_data());
         fs::rename(&made, &new).map_err(AgentError::file("take", &made))?;
-        match fs::symlink_metadata(&new).map_err(AgentError::file("look at", &new))?.is_dir() {
+        match fs::symlink_metadata(&new).map_err(AgentError::file("read", &new))?.is_dir() {
             true => Ok(()),
             false => Err(AgentError::Renewal { why: String::from("what etcdutl made is no directory") }),
         }

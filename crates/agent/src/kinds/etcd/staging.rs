@@ -103,7 +103,7 @@ impl Agent {
 
 /// The data that a restore makes of it needs as much again, and must find it while the old data is still there.
 fn check_room(directory: &Path, bytes: u64) -> Result<(), Refusal> {
-    let disk = rustix::fs::statvfs(directory).map_err(|error| AgentError::file("look at", directory)(error.into()))?;
+    let disk = rustix::fs::statvfs(directory).map_err(|error| AgentError::file("read", directory)(error.into()))?;
     let free = disk.f_bavail.saturating_mul(disk.f_frsize);
     let needed = bytes.saturating_mul(2).saturating_add(RESERVE);
     if free >= needed {
@@ -131,7 +131,7 @@ pub(crate) fn file(layout: &Layout, sha256: &str) -> PathBuf {
 pub(crate) fn look(layout: &Layout) -> Result<Option<Staged>, AgentError> {
     let here = entries(layout)?;
     let Some((path, sha256)) = here.iter().find_map(|path| Some((path, staged_in(path)?))) else { return Ok(None) };
-    let bytes = fs::metadata(path).map_err(AgentError::file("look at", path))?.len();
+    let bytes = fs::metadata(path).map_err(AgentError::file("read", path))?.len();
     Ok(Some(Staged { sha256: sha256.to_owned(), bytes }))
 }
 

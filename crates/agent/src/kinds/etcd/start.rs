@@ -79,7 +79,9 @@ impl Agent {
                     |state: &mut State| (state.etcd.last_started, state.etcd.wanted_running) = (Some(stamp), true);
                 self.state.update(wanted).await?;
             }
-            (DataSeen::Unstamped, _) => return Err(Refusal::failed("nothing says whose data this is")),
+            (DataSeen::Unstamped, _) => {
+                return Err(Refusal::failed("the data has no stamp that says which cluster it belongs to"));
+            }
         }
         Ok(self.bring_up(launch).await?)
     }
@@ -211,7 +213,7 @@ impl Agent {
             }
             ServiceState::Stopped => Ok(()),
             ServiceState::Unknown { why } => {
-                Err(Refusal::not_as_expected(expected(), format!("one that may run, as nobody says: {why}")))
+                Err(Refusal::not_as_expected(expected(), format!("one whose state is unknown: {why}")))
             }
             ServiceState::Running { .. } | ServiceState::BackingOff { .. } => {
                 Err(Refusal::not_as_expected(expected(), String::from("one that runs or is meant to")))

@@ -118,7 +118,7 @@ impl LogReader {
             Ok((path.clone(), file.len(), (file.ctime(), file.ctime_nsec())))
         };
         let seen = files.iter().map(look).collect::<io::Result<Vec<_>>>();
-        let seen = seen.map_err(AgentError::file("look at", data))?;
+        let seen = seen.map_err(AgentError::file("read", data))?;
         let mut last = self.last.lock().expect("no holder panics");
         if let Some((known, log)) = &*last
             && *known == seen
@@ -315,7 +315,7 @@ impl InFile {
 
 fn read_file(path: &Path, newest: bool) -> Result<InFile, AgentError> {
     let file = files::open_plain(path).map_err(AgentError::file("open", path))?;
-    let length = file.metadata().map_err(AgentError::file("look at", path))?.len();
+    let length = file.metadata().map_err(AgentError::file("read", path))?.len();
     let mut reader = BufReader::with_capacity(64 << 10, file);
     let mut found = InFile::default();
     let bad = |why: String| AgentError::BadLog { path: path.to_owned(), why };

@@ -119,6 +119,6 @@ mod tests {
         };
         let Err(refused) = PatroniConfig::read(&service) else { panic!("it has no hosts") };
         let refused = refused.in_full();
-        assert!(refused.starts_with("Patroni's configuration is not understood, at column "), "{refused}");
+        assert!(refused.starts_with("cannot parse Patroni's configuration, at column "), "{refused}");
     }
 }

@@ -87,7 +87,7 @@ pub(super) async fn check_gateway(settings: &PatroniConfig, files: &[ConfigFile]
     let (trust, identity) = credentials(files)?;
     // Fails where a provider is installed already, which does as well.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    let unusable = |error: reqwest::Error| Refusal::Failed { why: format!("the DCS cannot be asked: {error}") };
+    let unusable = |error: reqwest::Error| Refusal::Failed { why: format!("the DCS does not answer: {error}") };
     let trust = Certificate::from_pem_bundle(trust.as_bytes()).map_err(unusable)?;
     let mut client = reqwest::Client::builder().tls_certs_only(trust).connect_timeout(CONNECTING).timeout(ANSWERING);
     if let Some((chain, key)) = identity {
@@ -130,5 +130,5 @@ fn clients(settings: &PatroniConfig, files: &[ConfigFile]) -> Result<Vec<Client>
 
 fn not_asked(client: &Client, error: Error) -> Refusal {
     let why = quorate_core::text::with_causes(&error);
-    Refusal::Failed { why: format!("the DCS at {} cannot be asked: {why}", client.endpoint()) }
+    Refusal::Failed { why: format!("the DCS at {} does not answer: {why}", client.endpoint()) }
 }

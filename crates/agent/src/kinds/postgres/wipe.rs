@@ -47,7 +47,7 @@ impl Agent {
         let service = self.patroni().await?.look().await;
         let found = match service {
             ServiceState::Stopped if !runs && !self.state.get().postgres.wanted_running => return Ok(()),
-            ServiceState::Unknown { why } => format!("one that may run, as nobody says: {why}"),
+            ServiceState::Unknown { why } => format!("one whose state is unknown: {why}"),
             _ => String::from("one that runs or is meant to"),
         };
         Err(Refusal::not_as_expected(String::from("a stopped PostgreSQL"), found))

@@ -99,7 +99,7 @@ impl<'a> Etcd<'a> {
         match run_confirmed(context, self.cluster, &self.apply).await? {
             Exit::Done => Ok(()),
             _ => Err(Error::refused(
-                format!("etcd cluster {} could not be brought up, so nothing is restored", self.cluster.spec.name),
+                format!("etcd cluster {} is not healthy, so nothing is restored", self.cluster.spec.name),
                 "see above; then restore again",
             )),
         }
@@ -161,8 +161,10 @@ fn what_happens(cluster: &Cluster, restore: &Restore) -> String {
     }
     if let Some(exported) = &restore.imported {
         let version = exported.ledger.version;
-        let _ =
-            writeln!(text, "  no local state for {name}: its ledger (version {version}) comes from next to the backup");
+        let _ = writeln!(
+            text,
+            "  no local state for {name}: its ledger (version {version}) will be restored from the backup"
+        );
         text.push_str(&what_is_taken_over(&exported.ledger));
     } else if restore.known.is_none() {
         let _ =

@@ -55,7 +55,7 @@ fn a_cluster_lives_on_an_etcd_of_others() {
     assert!(told.contains("postgres.dcs.password_file") || told.contains("patroni.password cannot be read"), "{told}");
     shop.sandbox.file("patroni.password", "wrong");
     let told = shop.apply().fails().stderr;
-    assert!(told.contains(&format!("the DCS at https://{endpoint} cannot be asked")), "{told}");
+    assert!(told.contains(&format!("the DCS at https://{endpoint} does not answer")), "{told}");
     shop.sandbox.file("patroni.password", PASSWORD);
     let told = shop.apply().fails().stderr;
     assert!(told.contains("has no JSON gateway") && told.contains("--enable-grpc-gateway"), "{told}");
@@ -79,7 +79,7 @@ fn a_cluster_lives_on_an_etcd_of_others() {
     assert!(told.contains("postgres.dcs") && told.contains(endpoint), "{told}");
     assert_eq!(psql(&user, "select n from t").ok().stdout, "1\n");
     let told = shop.sandbox.quorate(&["passwords", "rotate", "shop", "--dcs", "--yes"]).fails().stderr;
-    assert!(told.contains("operated by others"), "{told}");
+    assert!(told.contains("not managed by quorate"), "{told}");
 
     shop.sandbox.file("shop.yaml", &spec(endpoint, ca));
     shop.apply().ok();

@@ -94,7 +94,7 @@ fn others_touch_the_manifest(ground: &Ground) {
     eventually("the kubelet restarts it", 90, || ground.etcd("etcd-3").is_some_and(|now| now != before));
     healthy(ground);
     let plan = ground.sandbox.quorate(&["plan", "c.yaml"]).ok().stdout;
-    assert!(plan.contains("somebody changed or removed its manifest"), "{plan}");
+    assert!(plan.contains("another tool changed or removed its manifest"), "{plan}");
     ground.timed("put right after an edit", &["apply", "--yes", "c.yaml"]).ok();
     assert!(fs::read_to_string(ground.manifest("etcd-3")).unwrap().contains("--heartbeat-interval=100"));
     ground.assert_converged();

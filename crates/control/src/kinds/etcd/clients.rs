@@ -62,11 +62,13 @@ pub enum ClientError {
         "user {user} is not declared in the spec (declared: {declared}): add it under `auth.users` and apply the spec"
     )]
     Undeclared { user: String, declared: String },
-    #[error("the front acts as nobody named {0:?}")]
+    #[error("the front cannot issue a certificate for user {0:?}")]
     NotAs(String),
     #[error("clients of this cluster log in with a password; certificates are not needed")]
     PasswordLogin,
-    #[error("another command works on {0}, and an issued certificate must be noted first: try again when it has ended")]
+    #[error(
+        "another command works on {0}, and an issued certificate must be recorded first: try again when it has ended"
+    )]
     LedgerHeld(String),
 }
 

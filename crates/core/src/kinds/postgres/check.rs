@@ -98,7 +98,7 @@ fn proxy(cluster: &Cluster, haproxy: &Haproxy, found: &mut Findings) {
         found.error(at("replica_port"), message, "choose another port");
     }
     if haproxy.max_connections == 0 {
-        found.error(at("max_connections"), "HAProxy would let nobody in", "set at least 1");
+        found.error(at("max_connections"), "HAProxy would accept no connections", "set at least 1");
     }
     if haproxy.check_every.0 < SHORTEST_CHECK.0 {
         let message = format!("`check_every` is {}: Patroni would do little else", haproxy.check_every);
@@ -157,7 +157,7 @@ fn pooler(cluster: &Cluster, postgres: &PostgresSettings, pgbouncer: &Pgbouncer,
         return found.error(at(""), message, "leave out `haproxy.machines`, or `pgbouncer`");
     }
     if postgres.users.is_empty() {
-        found.error(at(""), "PgBouncer lets in the users of the spec, and there are none", "add `users`");
+        found.error(at(""), "PgBouncer admits only users in `postgres.users`, which is empty", "add `users`");
     }
     let proxies = [(haproxy.primary_port, "HAProxy"), (haproxy.replica_port, "HAProxy")];
     if let Some((port, who)) = TAKEN.iter().chain(&proxies).find(|(taken, _)| *taken == pgbouncer.port) {
@@ -170,7 +170,7 @@ fn pooler(cluster: &Cluster, postgres: &PostgresSettings, pgbouncer: &Pgbouncer,
         [("default_pool_size", pgbouncer.default_pool_size), ("max_client_conn", pgbouncer.max_client_conn)]
     {
         if value == 0 {
-            found.error(at(&format!(".{field}")), "PgBouncer would serve nobody", "set at least 1");
+            found.error(at(&format!(".{field}")), "PgBouncer would accept no connections", "set at least 1");
         }
     }
     let limit = postgres.parameters.get("max_connections").and_then(|value| value.0.parse().ok());
@@ -270,7 +270,7 @@ fn dcs(cluster: &Cluster, postgres: &PostgresSettings, all: &Spec, found: &mut F
     match (&postgres.dcs.cluster, postgres.dcs == Dcs { cluster: postgres.dcs.cluster.clone(), ..Dcs::default() }) {
         (Some(name), true) => own_etcd(cluster, name, all, found),
         (Some(_), false) => {
-            let message = "the etcd is a cluster of this quorate, or another one";
+            let message = "`cluster` and `endpoints` exclude each other";
             let hint = "keep `cluster`, whose addresses and logins are known; or remove it and keep `endpoints`";
             found.error(cluster.at("postgres.dcs"), message, hint);
         }
@@ -284,11 +284,11 @@ fn other_etcd(cluster: &Cluster, dcs: &Dcs, found: &mut Findings) {
     if dcs.endpoints.is_empty() {
         let hint =
             "name an etcd cluster of this quorate with `cluster`, or another etcd with `endpoints`, `ca` and a login";
-        return found.error(at(""), "nothing tells in which etcd Patroni keeps its state", hint);
+        return found.error(at(""), "`dcs` names no etcd for Patroni's state", hint);
     }
     endpoints(&dcs.endpoints, at, found);
     if dcs.ca.is_none() {
-        found.error(at(""), "nothing tells which CA signs that etcd's certificates", "name its file with `ca`");
+        found.error(at(""), "`dcs` names no CA for that etcd", "name its file with `ca`");
     }
     let certificate = (dcs.certificate.is_some(), dcs.key.is_some());
     let password = (dcs.username.is_some(), dcs.password_file.is_some());
@@ -451,7 +451,7 @@ fn tags(cluster: &Cluster, postgres: &PostgresSettings, found: &mut Findings) {
         return found.error(at(), "the tags of all members say that they never become the primary", hint);
     }
     if can_lead == 1 && members.len() > 1 {
-        let message = "only one member may become the primary: if it is lost, nobody takes over";
+        let message = "only one member may become the primary: if it is lost, no member takes over";
         found.warning(at(), message, "remove `nofailover` from another member");
     }
     if nodes > 0 && nodes < members.len() && can_confirm <= nodes {

@@ -21,15 +21,15 @@ impl UnsafeBecause {
                 "bring back the newer ledger with `quorate ledger import`; if it is permanently lost, `quorate apply NAME \
                  --accept-older-ledger` continues above what the agents remember; if only {member} says so, its state \
                  may be \
-                 damaged or somebody else may control it: `quorate replace NAME {member}` moves it to a new machine"
+                 damaged or someone else may control it: `quorate replace NAME {member}` moves it to a new machine"
             ),
             UnsafeBecause::Untrusted { member, .. } => format!(
-                "the state on that machine is damaged, or somebody else controls it: find out which, then move the \
+                "the state on that machine is damaged, or someone else controls it: find out which, then move the \
                  member to a \
                  new machine with `quorate replace NAME {member}`; the other members are operated as usual"
             ),
             UnsafeBecause::NewerAgent { member, runs, .. } => format!(
-                "operate this cluster with {runs} or newer; if only {member} reports it, its state may be damaged or somebody \
+                "operate this cluster with {runs} or newer; if only {member} reports it, its state may be damaged or someone \
                  else may control it: move the member to a new machine with `quorate replace NAME {member}`"
             ),
             UnsafeBecause::UpgradeFailed { member, .. } => format!(
@@ -50,7 +50,7 @@ impl UnsafeBecause {
                 "set `postgres.version` back to {from} and apply the other changes first; `quorate requests NAME` lists requests"
             ),
             UnsafeBecause::UpgradeStops { .. } => String::from(
-                "take a backup, and allow it with `--allow-downtime`; the upgrade is rehearsed on a copy before anybody stops",
+                "take a backup, and allow it with `--allow-downtime`; the upgrade is rehearsed on a copy before any member is stopped",
             ),
             UnsafeBecause::RehearsalFailed { from, .. } => {
                 format!("fix what PostgreSQL reports and apply again, or set `postgres.version` to {from}")
@@ -84,7 +84,7 @@ impl UnsafeBecause {
                 "run `quorate status NAME`, and apply again when they serve; or allow the interruption with `--allow-downtime`",
             ),
             UnsafeBecause::OtherRole { .. } => {
-                String::from("use another name in the spec; this one is free again when its machine was removed")
+                String::from("use another name in the spec; this name is free once its machine is removed")
             }
             UnsafeBecause::LimitsBothWays { .. } => {
                 String::from("apply the raised limits first, then the lowered ones")

@@ -19,7 +19,7 @@ pub const SCHEME: &str = "scheme";
 pub struct LoadBalancer {
     /// From where it can be reached.
     pub scheme: Scheme,
-    /// Its subnets, by id, one in each zone that members are in. When absent, one of the members' subnets in each zone.
+    /// Its subnets, by id, one in each zone that members are in. If absent, one of the members' subnets in each zone.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub subnets: Vec<String>,
 }
@@ -56,7 +56,7 @@ pub struct Dns {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
     pub zone_id: Option<String>,
-    /// The name in the zone. When absent, that of the cluster. With a load balancer it leads there. Without one it leads to the
+    /// The name in the zone. If absent, that of the cluster. With a load balancer it leads there. Without one it leads to the
     /// members, each has a name below it, and SRV records list them for `--discovery-srv`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]

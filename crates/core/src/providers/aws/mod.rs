@@ -29,16 +29,16 @@ pub const INSTANCE_TYPE: &str = "instance type";
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AwsSettings {
-    /// The region. When absent, that of `AWS_REGION`, `AWS_DEFAULT_REGION` or the profile.
+    /// The region. If absent, that of `AWS_REGION`, `AWS_DEFAULT_REGION` or the profile.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
     pub region: Option<String>,
-    /// The profile of `~/.aws/config` that has the credentials. When absent, they come from the environment, from `AWS_PROFILE`, or
+    /// The profile of `~/.aws/config` that has the credentials. If absent, they come from the environment, from `AWS_PROFILE`, or
     /// from the instance that quorate runs on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
     pub profile: Option<String>,
-    /// Where the API is, for an endpoint in a VPC or for a test. When absent, `AWS_ENDPOINT_URL`, or the endpoint of the region.
+    /// Where the API is, for an endpoint in a VPC or for a test. If absent, `AWS_ENDPOINT_URL`, or the endpoint of the region.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "uri"))]
     pub endpoint: Option<String>,
@@ -59,7 +59,7 @@ pub struct AwsSettings {
     /// Tags of the subnets that machines are in.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub subnet_tags: BTreeMap<String, String>,
-    /// The availability zones that members are spread over. When absent, all that there are subnets in; with `vpc_cidr`, the first three
+    /// The availability zones that members are spread over. If absent, all that there are subnets in; with `vpc_cidr`, the first three
     /// of the region.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub zones: Vec<String>,
@@ -68,28 +68,28 @@ pub struct AwsSettings {
     pub instance_types: Vec<String>,
     /// The image (AMI).
     pub image: Image,
-    /// How an instance of this image is told what it is.
+    /// How an instance gets its configuration.
     #[serde(default)]
     pub seed: SeedFormat,
-    /// Where an instance gets the agent's program. When absent, the image has it.
+    /// Where an instance gets the agent's program. If absent, the image has it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub program: Option<ProgramSource>,
-    /// The key pair for the image's default user, by name. When absent, none.
+    /// The key pair for the image's default user, by name. If absent, none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
     pub key_name: Option<String>,
-    /// The instance profile, by name or ARN. When absent, none.
+    /// The instance profile, by name or ARN. If absent, none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
     pub instance_profile: Option<String>,
-    /// Security groups of yours for each instance, by id. quorate does not change them. When absent, quorate makes a group from the
+    /// Security groups of yours for each instance, by id. quorate does not change them. If absent, quorate makes a group from the
     /// settings of the firewall.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub security_groups: Option<Vec<String>>,
-    /// Whom the security groups that quorate makes let in.
+    /// Who may connect through the security groups that quorate creates.
     #[serde(default)]
     pub access: Access,
-    /// The size of the root volume. When absent, that of the image.
+    /// The size of the root volume. If absent, that of the image.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub root_size: Option<Size>,
     /// When set, each member gets a data volume of this size, which outlives its instance.
@@ -98,16 +98,16 @@ pub struct AwsSettings {
     /// The type of volumes.
     #[serde(default)]
     pub volume_type: VolumeType,
-    /// I/O operations per second of data volumes. When absent, the default of the type.
+    /// I/O operations per second of data volumes. If absent, the default of the type.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub iops: Option<u32>,
     /// Whether volumes are encrypted.
     #[serde(default = "yes")]
     pub encrypted: bool,
-    /// A Network Load Balancer in front of etcd. When absent, none.
+    /// A Network Load Balancer in front of etcd. If absent, none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub load_balancer: Option<LoadBalancer>,
-    /// A name for the cluster in Route53. When absent, none.
+    /// A name for the cluster in Route53. If absent, none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dns: Option<Dns>,
     /// Tags for everything that quorate makes, besides its own.
@@ -119,7 +119,7 @@ pub struct AwsSettings {
     /// How long to wait for an instance to start, to boot, and for its agent to answer.
     #[serde(default = "default_boot_patience")]
     pub boot_patience: Millis,
-    /// Who may log in by ssh. When absent, nobody but the owner of the key pair.
+    /// Who may log in by ssh. If absent, no one but the owner of the key pair.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub admin: Option<AdminSettings>,
 }
@@ -190,7 +190,7 @@ impl fmt::Display for Image {
     }
 }
 
-/// How an instance is told what it is.
+/// How an instance gets its configuration.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum SeedFormat {
@@ -252,17 +252,17 @@ impl VolumeType {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct AwsInstance {
-    /// Its types, the first choice first. When absent, those of the provider.
+    /// Its types, the first choice first. If absent, those of the provider.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub instance_types: Vec<String>,
-    /// Its availability zone. When absent, quorate spreads members over zones.
+    /// Its availability zone. If absent, quorate spreads members over zones.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
     pub zone: Option<String>,
-    /// The size of its root volume. When absent, that of the provider.
+    /// The size of its root volume. If absent, that of the provider.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub root_size: Option<Size>,
-    /// The size of its data volume. When absent, that of the provider.
+    /// The size of its data volume. If absent, that of the provider.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub data_size: Option<Size>,
 }

@@ -21,11 +21,11 @@ pub(super) const TEMPLATE: &str = include_str!("template.yaml");
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct IncusSettings {
-    /// The server, by its name in `incus remote list`. When absent, the one on this host.
+    /// The server, by its name in `incus remote list`. If absent, the one on this host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
     pub remote: Option<String>,
-    /// The project that instances are made in. When absent, that of the remote, or `default`.
+    /// The project that instances are made in. If absent, that of the remote, or `default`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
     pub project: Option<String>,
@@ -52,19 +52,19 @@ pub struct IncusSettings {
     /// The length of the network's prefix. Needed only for a network that Incus does not manage.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prefix: Option<u8>,
-    /// The gateway. When absent, that of the managed network.
+    /// The gateway. If absent, that of the managed network.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gateway: Option<IpAddr>,
-    /// Name servers. When absent, that of the managed bridge; an OVN network has none.
+    /// Name servers. If absent, that of the managed bridge; an OVN network has none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub dns: Vec<IpAddr>,
-    /// How many processors each instance may use; a member may have its own number. When absent, as the profiles say.
+    /// How many processors each instance may use; a member may have its own number. If absent, as the profiles say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpus: Option<u32>,
-    /// Memory of each instance; a member may have its own size. When absent, as the profiles say.
+    /// Memory of each instance; a member may have its own size. If absent, as the profiles say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<Size>,
-    /// The size of each root disk. When absent, as the pool says.
+    /// The size of each root disk. If absent, as the pool says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub root_size: Option<Size>,
     /// When set, each member gets a data volume of this size, which outlives its instance.
@@ -73,7 +73,7 @@ pub struct IncusSettings {
     /// How long to wait for an instance to boot and its agent to answer.
     #[serde(default = "default_boot_patience")]
     pub boot_patience: Millis,
-    /// Who may log in by ssh. When absent, nobody: `incus exec` always works.
+    /// Who may log in by ssh. If absent, no one: `incus exec` always works.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub admin: Option<AdminSettings>,
 }
@@ -118,23 +118,23 @@ impl InstanceKind {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct InstanceSettings {
-    /// The host in an Incus cluster that its instance is on. When absent, quorate spreads members over the hosts.
+    /// The host in an Incus cluster that its instance is on. If absent, quorate spreads members over the hosts.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
     pub target: Option<String>,
     /// Further addresses, such as one of the other family. etcd does not use them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub more_addresses: Vec<IpAddr>,
-    /// Its processors. When absent, those of the provider.
+    /// Its processors. If absent, those of the provider.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpus: Option<u32>,
-    /// Its memory. When absent, that of the provider.
+    /// Its memory. If absent, that of the provider.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<Size>,
-    /// The size of its root disk. When absent, that of the provider.
+    /// The size of its root disk. If absent, that of the provider.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub root_size: Option<Size>,
-    /// The size of its data volume. When absent, that of the provider.
+    /// The size of its data volume. If absent, that of the provider.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub data_size: Option<Size>,
 }

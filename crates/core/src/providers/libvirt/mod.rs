@@ -81,7 +81,7 @@ pub fn is_here(uri: &str) -> bool {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct MachineSettings {
-    /// How the libvirt is reached that its machine is on. When absent, that of the provider. A member whose `uri` changes gets a new
+    /// How the libvirt is reached that its machine is on. If absent, that of the provider. A member whose `uri` changes gets a new
     /// machine there and copies its data from the others.
     #[schemars(length(min = 1))]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -95,13 +95,13 @@ pub struct MachineSettings {
     /// A volume of the operator's own for etcd's data. It is formatted when empty, never otherwise.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub data_volume: Option<VolumeName>,
-    /// The size of its data volume. When absent, that of the provider.
+    /// The size of its data volume. If absent, that of the provider.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub data_size: Option<Size>,
-    /// Its virtual processors. When absent, those of the provider.
+    /// Its virtual processors. If absent, those of the provider.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vcpus: Option<u32>,
-    /// Its memory. When absent, that of the provider.
+    /// Its memory. If absent, that of the provider.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<Size>,
 }
@@ -205,7 +205,7 @@ impl Settings for LibvirtSettings {
 pub struct ImageSettings {
     /// A volume with the image, `NAME` in the pool or `POOL/NAME`: a stock cloud image, or one that quorate built.
     pub volume: VolumeName,
-    /// The size of a root disk. When absent, that of the image.
+    /// The size of a root disk. If absent, that of the image.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub root_size: Option<Size>,
     /// Whether the image carries quorate's agent, so that the seed disk need not.
@@ -230,7 +230,7 @@ pub enum Acceleration {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct CloudInitSettings {
-    /// The storage pool for these disks. When absent, that of the other volumes.
+    /// The storage pool for these disks. If absent, that of the other volumes.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
     pub pool: Option<String>,
@@ -306,7 +306,7 @@ struct InterfaceFields {
     /// Addresses of DNS servers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     dns: Vec<IpAddr>,
-    /// The interface's MAC address. When absent, one that follows from the cluster and the member.
+    /// The interface's MAC address. If absent, one that follows from the cluster and the member.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     mac: Option<Mac>,
 }

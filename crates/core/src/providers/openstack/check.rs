@@ -198,7 +198,7 @@ fn more_port(port: &MorePort, at: &dyn Fn(&str) -> String, found: &mut Findings)
         (Some(_), Some(_)) => found.error(
             at("port"),
             "a port of yours is on its network already",
-            "leave out `network`, or leave out `port` so that quorate makes one",
+            "leave out `network`, or leave out `port`, and quorate creates one",
         ),
         (_, Some(id)) if !is_id(id) => found.error(
             at("port"),
@@ -229,7 +229,7 @@ fn floating(server: &super::ServerSettings, at: &dyn Fn(&str) -> String, found: 
         found.error(
             at("floating_network"),
             "a floating IP of yours is of its network already",
-            "leave out `floating_network`, or leave out `floating_ip` so that quorate makes one",
+            "leave out `floating_network`, or leave out `floating_ip`, and quorate creates one",
         );
     }
 }

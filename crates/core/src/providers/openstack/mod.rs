@@ -24,12 +24,12 @@ pub(super) const TEMPLATE: &str = include_str!("template.yaml");
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct OpenstackSettings {
-    /// The cloud, by its name in `clouds.yaml`. When absent, that of `OS_CLOUD`, or the one that `OS_AUTH_URL` and the other variables
+    /// The cloud, by its name in `clouds.yaml`. If absent, that of `OS_CLOUD`, or the one that `OS_AUTH_URL` and the other variables
     /// describe.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
     pub cloud: Option<String>,
-    /// The region. When absent, that of the cloud.
+    /// The region. If absent, that of the cloud.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
     pub region: Option<String>,
@@ -42,7 +42,7 @@ pub struct OpenstackSettings {
     /// The network, by name or id.
     #[schemars(length(min = 1))]
     pub network: String,
-    /// The subnet, by name or id. When absent, the only one of the network that addresses fit in.
+    /// The subnet, by name or id. If absent, the only one of the network that addresses fit in.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
     pub subnet: Option<String>,
@@ -53,11 +53,11 @@ pub struct OpenstackSettings {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
     pub floating_network: Option<String>,
-    /// The key pair for cloud-init's default user, by name. When absent, none.
+    /// The key pair for cloud-init's default user, by name. If absent, none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
     pub key_pair: Option<String>,
-    /// The availability zone of each server; a member may have another. When absent, OpenStack chooses.
+    /// The availability zone of each server; a member may have another. If absent, OpenStack chooses.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
     pub availability_zone: Option<String>,
@@ -65,29 +65,29 @@ pub struct OpenstackSettings {
     #[serde(default)]
     pub spread: Spread,
     /// Security groups of yours for each port, by name or id; empty on a network without port security. quorate does not change
-    /// them. When absent, quorate makes a group from the settings of the firewall.
+    /// them. If absent, quorate makes a group from the settings of the firewall.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub security_groups: Option<Vec<String>>,
-    /// Whom the security groups that quorate makes let in.
+    /// Who may connect through the security groups that quorate creates.
     #[serde(default)]
     pub access: Access,
     /// Further addresses that servers may send from, such as one that moves between them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub allowed_addresses: Vec<AddressRange>,
-    /// When set, servers boot from a volume of this size, which is made from the image. When absent, from a disk of the flavor.
+    /// When set, servers boot from a volume of this size, which is made from the image. If absent, from a disk of the flavor.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub root_size: Option<Size>,
     /// When set, each member gets a data volume of this size, which outlives its server.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data_size: Option<Size>,
-    /// The type of volumes. When absent, the default of the cloud.
+    /// The type of volumes. If absent, the default of the cloud.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
     pub volume_type: Option<String>,
     /// How long to wait for a server to be built, to boot, and for its agent to answer.
     #[serde(default = "default_boot_patience")]
     pub boot_patience: Millis,
-    /// Who may log in by ssh. When absent, nobody but the owner of the key pair, where cloud-init is in the image.
+    /// Who may log in by ssh. If absent, no one but the owner of the key pair, where cloud-init is in the image.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub admin: Option<AdminSettings>,
 }
@@ -134,11 +134,11 @@ pub struct MorePort {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
     pub network: Option<String>,
-    /// The subnet, by name or id. When absent, the only one of the network that the address fits in.
+    /// The subnet, by name or id. If absent, the only one of the network that the address fits in.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
     pub subnet: Option<String>,
-    /// Its address there, for one member alone. When absent, OpenStack chooses.
+    /// Its address there, for one member alone. If absent, OpenStack chooses.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub address: Option<IpAddr>,
     /// A port of yours, by id, instead of a network; for one member alone. quorate does not change or delete it.
@@ -174,22 +174,22 @@ pub enum Floating<'a> {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ServerSettings {
-    /// Its flavor, by name or id. When absent, that of the provider.
+    /// Its flavor, by name or id. If absent, that of the provider.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
     pub flavor: Option<String>,
-    /// Its availability zone. When absent, that of the provider.
+    /// Its availability zone. If absent, that of the provider.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
     pub availability_zone: Option<String>,
-    /// A port of yours, by id. quorate does not change or delete it. When absent, quorate makes one.
+    /// A port of yours, by id. quorate does not change or delete it. If absent, quorate makes one.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
     pub port: Option<String>,
     /// Its further interfaces. When empty, those of the provider.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub more_ports: Vec<MorePort>,
-    /// The external network of its floating IP, by name or id. When absent, that of the provider.
+    /// The external network of its floating IP, by name or id. If absent, that of the provider.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
     pub floating_network: Option<String>,
@@ -197,10 +197,10 @@ pub struct ServerSettings {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
     pub floating_ip: Option<String>,
-    /// The size of its boot volume. When absent, that of the provider.
+    /// The size of its boot volume. If absent, that of the provider.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub root_size: Option<Size>,
-    /// The size of its data volume. When absent, that of the provider.
+    /// The size of its data volume. If absent, that of the provider.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub data_size: Option<Size>,
 }

@@ -64,7 +64,7 @@ fn firewall(cluster: &Cluster, host: &HostSettings, found: &mut Findings) {
         if ranges.iter().any(|ranges| ranges.is_some()) {
             found.warning(
                 cluster.at("host.firewall"),
-                "the firewall is off, so its ranges keep nobody out",
+                "the firewall is off, so its ranges have no effect",
                 "remove `enabled: false`, or the ranges",
             );
         }

@@ -148,7 +148,7 @@ fn addresses(spec: &Spec, found: &mut Findings) {
                 let line = found.line_of(first);
                 found.error(
                     path,
-                    format!("address {address} is already that of {owner} (line {line})"),
+                    format!("address {address} is already used by {owner} (line {line})"),
                     "give each member a different address, or leave `address` out",
                 );
             }

@@ -38,9 +38,7 @@ pub enum BackupError {
     LedgerBeside(#[from] ExportError),
     #[error("the programs of etcd {version}, which verify backups, cannot be found")]
     Programs { version: String, source: quorate_agent::kinds::etcd::binaries::BinaryError },
-    #[error(
-        "revisions of etcd {version} cannot be raised above those that clients have seen, without which nothing is restored"
-    )]
+    #[error("revisions of etcd {version} cannot be raised above those that clients have seen, so a restore is refused")]
     Restorer { version: String, source: quorate_agent::kinds::etcd::binaries::BinaryError },
     #[error("cluster {cluster} has no `backup` section in its spec, which says where backups are stored")]
     NoSettings { cluster: String },
@@ -56,11 +54,11 @@ pub enum BackupError {
     NoPrimary { cluster: String },
     #[error("{member} cannot {what}: {why}")]
     Job { member: String, what: &'static str, why: String },
-    #[error("{member} stopped giving its files to the replica that takes the backup: {why}")]
+    #[error("{member} stopped serving its files to the replica that takes the backup: {why}")]
     FilesLost { member: String, why: String },
     #[error("the certificates of the backup cannot be made")]
     Passes { source: quorate_pki::Error },
-    #[error("the agent of {member} cannot be asked")]
+    #[error("the agent of {member} does not answer")]
     Agent { member: String, source: quorate_agent::client::ClientError },
     #[error("no member of cluster {cluster} can be read: it is {summary}")]
     NobodyToRead { cluster: String, summary: String },
@@ -81,7 +79,7 @@ pub enum BackupError {
     #[error("{} cannot be {what}", path.display())]
     File { what: &'static str, path: PathBuf, source: std::io::Error },
     #[error(
-        "root has another password in {source_of} than this cluster logs in with, so nobody could log in after the restore"
+        "root has another password in {source_of} than this cluster logs in with, so no one could log in after the restore"
     )]
     RootPassword { source_of: String },
     #[error("the spec says etcd {wanted}, and the backup holds data of {found}: {why}")]

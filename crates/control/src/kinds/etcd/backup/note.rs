@@ -169,7 +169,7 @@ pub fn standing(ledger: &Ledger, now: Timestamp) -> Option<BackupStatus> {
     match record {
         None => problems.push(String::from("there is no backup yet")),
         Some(BackupRecord { newest, verified, forged }) => {
-            problems.extend(forged.iter().map(|forged| format!("somebody else writes to the backup store: {forged}")));
+            problems.extend(forged.iter().map(|forged| format!("another writer writes to the backup store: {forged}")));
             let age = now.duration_since(begun(newest));
             if is_late(age, settings.schedule.0) {
                 problems.push(format!(

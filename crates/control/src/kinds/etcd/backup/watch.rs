@@ -209,7 +209,7 @@ impl Watch<'_> {
     fn report_forged(&self, catalog: &Catalog) {
         for forged in catalog.damage.iter().filter(|damage| damage.is_forgery()).map(ToString::to_string) {
             if self.reported.lock().unwrap_or_else(PoisonError::into_inner).insert(forged.clone()) {
-                self.say(&format!("WARNING: somebody else writes to {}: {forged}", self.backups.vault.first.place()));
+                self.say(&format!("WARNING: another writer writes to {}: {forged}", self.backups.vault.first.place()));
             }
         }
     }

@@ -149,7 +149,7 @@ fn still_accepted(pair: Pair, user: &str, previous: &Previous) -> String {
     let until = not_after.strftime("%Y-%m-%d %H:%M UTC");
     let refuse = if former == user {
         format!(
-            "if somebody else may have its key, declare another user with the rights of {user}, give it with `--user` or \
+            "if someone else may have its key, declare another user with the rights of {user}, give it with `--user` or \
              `--health-user`, push, and then remove {user} from the spec"
         )
     } else {

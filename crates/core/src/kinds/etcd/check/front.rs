@@ -20,7 +20,7 @@ pub(super) fn check(cluster: &Cluster, front: &Front, found: &mut Findings) {
         found.error(at("max_connections"), message, hint);
     }
     if front.max_per_address == Some(0) {
-        found.error(at("max_per_address"), "the front would let nobody in", "set at least 1, or leave it out");
+        found.error(at("max_per_address"), "the front would accept no connections", "set at least 1, or leave it out");
     }
     if front.drain_time.0 > LONGEST_DRAIN.0 {
         let message = format!("`drain_time` is {}, and a restart of the front waits for as long", front.drain_time);

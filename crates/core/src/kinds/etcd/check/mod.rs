@@ -260,7 +260,7 @@ fn metrics(cluster: &Cluster, found: &mut Findings) {
     if machines && firewall && metrics.scrape_from.is_empty() {
         found.warning(
             cluster.at("etcd.metrics"),
-            "no range is given in `scrape_from`, so the firewall lets nobody scrape this port",
+            "no range is given in `scrape_from`, so the firewall blocks all scrapers of this port",
             "name the range of your Prometheus, such as `scrape_from: [10.9.0.0/16]`",
         );
     }

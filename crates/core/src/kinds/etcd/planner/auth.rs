@@ -111,12 +111,13 @@ fn users(wish: &AuthWish, found: &AuthSeen, ops: &mut Vec<(AuthOp, String)>) {
         if !found.users.contains_key(user) {
             ops.push((AuthOp::AddUser { user: user.clone() }, format!("the spec declares user {user}")));
         } else if owned.is_some_and(|o| o.password.is_none()) && wanted.password.is_some() {
-            let why = format!("nothing says that user {user} has the declared password");
+            let why = format!("it is unknown whether user {user} has the declared password");
             ops.push((AuthOp::SetPassword { user: user.clone() }, why));
         } else if owned.is_some_and(|o| o.password != wanted.password) {
             ops.push((AuthOp::SetPassword { user: user.clone() }, format!("the password of user {user} has changed")));
         } else if owned.is_none() && wanted.password.is_some() {
-            let why = format!("another tool created user {user}, so nothing says that it has the declared password");
+            let why =
+                format!("another tool created user {user}, so it is unknown whether it has the declared password");
             ops.push((AuthOp::SetPassword { user: user.clone() }, why));
         }
         let has = found.users.get(user).unwrap_or(&none);

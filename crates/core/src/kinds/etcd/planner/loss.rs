@@ -10,7 +10,7 @@ pub(crate) fn of_member(view: &View<'_>, member: &MemberName, facts: &Facts) -> 
     let View { desired, seen, .. } = *view;
     if let Some(older) = &facts.etcd.older {
         return Some(Loss::Known(format!(
-            "the data of {member} has gone back in time: its log ends at {}, and it had acknowledged {} (according to \
+            "the data of {member} is older than what the member acknowledged: its log ends at {}, and it had acknowledged {} (according to \
              {}): it could vote twice",
             older.holds, older.acknowledged, older.told_by
         )));
@@ -40,7 +40,7 @@ pub(crate) fn of_new(view: &View<'_>, member: &MemberName) -> Option<Loss> {
     match safety::judge_data(desired, member, desired.etcd.formation.token(), seen.now, facts) {
         DataVerdict::MayBeginAsNew | DataVerdict::Foreign(_) => None,
         DataVerdict::MayGoOn | DataVerdict::Lost | DataVerdict::Leftover(_) => Some(Loss::Known(format!(
-            "the machine of {member} was a member before, and etcd does not take its data back"
+            "the machine of {member} was removed from the cluster, and etcd rejects its old data"
         ))),
     }
 }

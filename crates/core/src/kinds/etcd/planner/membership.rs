@@ -137,7 +137,7 @@ fn bring_up(view: &View<'_>, decision: &mut Decision, cluster: &Cluster<'_>, lea
         return give_up_or_wait(decision, cluster, learner, late, "its agent does not answer");
     };
     if facts.etcd.older.is_some() {
-        let why = "its data has gone back in time";
+        let why = "its data is older than what the member acknowledged";
         return expel(decision, cluster, learner, Some(why), why);
     }
     let token = desired.etcd.formation.token();
@@ -236,7 +236,7 @@ fn give_up_or_wait(decision: &mut Decision, cluster: &Cluster<'_>, learner: &Lis
     decision.wait(WaitingFor::Health { member: learner.name.clone(), why: why.to_owned() });
 }
 
-/// A learner has no vote, so that it goes without any risk.
+/// A learner has no vote, so it is removed without any risk.
 fn expel(decision: &mut Decision, cluster: &Cluster<'_>, learner: &Listed<'_>, failed: Option<&str>, why: &str) {
     let Some(through) = through(decision, cluster, None) else { return };
     decision.step_expecting(

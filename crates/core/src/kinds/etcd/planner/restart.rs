@@ -104,7 +104,7 @@ fn what_changed(view: &View<'_>, member: &MemberName) -> String {
     let View { desired, seen, .. } = *view;
     let wanted = &desired.members[member].etcd_version;
     if seen.facts(member).is_some_and(was_edited) {
-        return String::from("somebody changed or removed its manifest");
+        return String::from("another tool changed or removed its manifest");
     }
     match seen.status(member).map(|s| &s.version) {
         Some(running) if running != wanted => format!("it runs etcd {running}, and the spec asks for {wanted}"),

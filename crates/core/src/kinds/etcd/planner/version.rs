@@ -149,7 +149,7 @@ fn way_down(view: &View<'_>, trusted: impl Fn(&MemberName) -> bool) -> WayDown {
             return WayDown::Wait(WaitingFor::ClusterVersion { now, wanted });
         }
         let why = format!(
-            "{goal} is older than what the cluster speaks: etcd must agree to it before the first member restarts"
+            "{goal} is below the cluster version: the downgrade must be enabled before the first member restarts"
         );
         return WayDown::Enable { through: cluster.spokesman(None, trusted).cloned(), version: wanted, why };
     }

@@ -101,7 +101,9 @@ pub fn judge_data(
             "its stamp says member {} of cluster {}, bootstrap {}",
             stamp.member, stamp.cluster_id, stamp.token
         )),
-        DataSeen::Unstamped => DataVerdict::Foreign(String::from("nothing says whose it is")),
+        DataSeen::Unstamped => {
+            DataVerdict::Foreign(String::from("it has no stamp that says which cluster it belongs to"))
+        }
         DataSeen::Empty => match &seen.etcd.last_started {
             None => DataVerdict::MayBeginAsNew,
             // A fresh etcd takes a moment until its data is on disk. One that has run for longer writes to files that are gone.
@@ -210,7 +212,7 @@ pub fn formation_is_known(desired: &Desired, member: &MemberName, facts: &Facts)
     }
 }
 
-/// What a living cluster of etcd keeps: the field, what it was then, and what the spec has now.
+/// What an existing cluster of etcd keeps: the field, what it was then, and what the spec has now.
 pub(crate) fn fixed_at_formation(wish: &Wish) -> Vec<(&'static str, &String, &String)> {
     let Some(then) = &wish.formed_with else { return Vec::new() };
     let now = &wish.form_with;
@@ -271,7 +273,7 @@ pub fn is_fresh(desired: &Desired, cluster: &Cluster<'_>) -> bool {
     desired.etcd.last_change.is_none_or(|at| cluster.told_at > at || at.duration_since(cluster.told_at) > CLOCKS_AGREE)
 }
 
-/// `OneMembershipChange`: an unknown voter may be somebody else's change in progress.
+/// `OneMembershipChange`: an unknown voter may be a change in progress by another tool.
 pub fn knows_every_voter(cluster: &Cluster<'_>) -> Result<(), UnsafeBecause> {
     match cluster.voters().find(|m| !m.known) {
         None => Ok(()),

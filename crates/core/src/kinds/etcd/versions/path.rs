@@ -49,7 +49,7 @@ const BORDERS: [Border; 3] = [
         lower: 4,
         lower_patch: 0,
         no_way_down: Some(NoWayDown {
-            why: "3.5 has no procedure for going down to 3.4: only 3.4.32 and later can start on its data, with a \
+            why: "3.5 has no procedure for downgrading to 3.4: only 3.4.32 and later can start on its data, with a \
                   flag of their own, and the 3.4 line gets no more fixes",
             why_with_auth: "authentication is on, and 3.4 cannot read what 3.5 wrote to its log about users; without \
                             it, only 3.4.32 and later could start, and the 3.4 line gets no more fixes",
@@ -82,7 +82,7 @@ pub fn path(from: Version, to: Version, auth: bool) -> Result<Path, PathRefused>
     }
     if from.major != 3 || !KNOWN_MINORS.contains(&from.minor) {
         return Err(PathRefused {
-            why: format!("the cluster runs etcd {from}, and this quorate knows no way from there"),
+            why: format!("the cluster runs etcd {from}, and this quorate supports no upgrade path from it"),
             remedy: format!("bring it to a release between 3.{} and 3.{} first", KNOWN_MINORS[0], KNOWN_MINORS[3]),
         });
     }
@@ -223,7 +223,7 @@ mod tests {
     fn a_release_that_the_gate_refuses_is_no_goal() {
         assert!(refused("3.4.23", "3.5.2").0.contains("corrupt"));
         assert!(refused("3.7.3", "3.8.0").0.contains("not known"));
-        assert!(refused("3.3.27", "3.4.45").0.contains("knows no way from there"));
+        assert!(refused("3.3.27", "3.4.45").0.contains("supports no upgrade path from it"));
         assert!(refused("3.8.0", "3.7.3").1.contains("between 3.4 and 3.7"));
     }
 }

@@ -1,7 +1,7 @@
 //! How a cluster comes into being: one member creates the data, once, and the others clone it. And how members are kept running on it.
 //!
-//! Patroni never creates data. If its state in the DCS is lost, it finds the data that is there; with an empty disk it waits until somebody
-//! can be cloned.
+//! Patroni never creates data. If its state in the DCS is lost, it finds the data that is there; with an empty disk it waits until
+//! there is a member that it can clone.
 
 use std::collections::BTreeMap;
 
@@ -110,7 +110,7 @@ fn clear(view: &View<'_>, decision: &mut Decision, member: &MemberName, facts: &
         None => {
             let found = match left {
                 Some(stamp) => format!("its stamp says member {} of cluster {}", stamp.member, stamp.cluster_id),
-                None => String::from("nothing says whose it is"),
+                None => String::from("it has no stamp that says which cluster it belongs to"),
             };
             decision.block(UnsafeBecause::ForeignData { member: member.clone(), found });
         }
@@ -161,7 +161,8 @@ fn record_initialized(view: &View<'_>, decision: &mut Decision, first: &MemberNa
     let system_id = found.status.as_ref().and_then(|status| status.system_id.clone());
     match system_id.filter(|_| safety::leads(view, first)) {
         Some(system_id) => {
-            let why = format!("{first} is the primary; an empty disk is never a beginning from now on");
+            let why =
+                format!("{first} is the primary; from now on a member with an empty disk is cloned, never initialized");
             decision.step(Action::RecordInitialized { system_id }, why);
         }
         None => wait(decision, first, found),
@@ -237,7 +238,7 @@ fn clear_of_living(
             "its stamp says machine {}.{} of cluster {}, bootstrap {}",
             stamp.member, stamp.incarnation, stamp.cluster_id, stamp.token
         ),
-        DataSeen::Empty | DataSeen::Unstamped => String::from("nothing says whose it is"),
+        DataSeen::Empty | DataSeen::Unstamped => String::from("it has no stamp that says which cluster it belongs to"),
     };
     decision.block(UnsafeBecause::ForeignData { member: member.clone(), found });
 }

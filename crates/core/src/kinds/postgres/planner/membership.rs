@@ -34,7 +34,7 @@ pub(crate) fn shrink(view: &View<'_>, decision: &mut Decision) {
     }
 }
 
-/// Where nobody is the primary, one that was stopped to leave may be the only one that can take over: it may be the standby that commits
+/// Where there is no primary, one that was stopped to leave may be the only one that can take over: it may be the standby that commits
 /// waited for when the primary was lost.
 fn bring_back(view: &View<'_>, decision: &mut Decision) {
     let desired = view.desired;
@@ -47,7 +47,7 @@ fn bring_back(view: &View<'_>, decision: &mut Decision) {
         let Some(found) = view.seen.facts(member).and_then(postgres) else { continue };
         let holds = matches!(&found.data, DataSeen::Stamped(stamp) if Some(stamp.token.as_str()) == token);
         if holds && found.service == ServiceState::Stopped {
-            let why = format!("nobody is the primary, and {member} was stopped to leave: it may be able to take over");
+            let why = format!("there is no primary, and {member} was stopped to leave: it may be able to take over");
             let action = Action::StartPatroni { member: member.clone() };
             decision.step_expecting(action, why, Precondition::Data(found.data.clone()));
         }

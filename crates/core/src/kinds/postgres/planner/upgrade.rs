@@ -44,7 +44,7 @@ pub(crate) fn decide(view: &View<'_>, as_formed: bool, decision: &mut Decision) 
     }
 }
 
-/// Everything that can be known before anybody stops is asked first.
+/// Everything that can be known before any member stops is asked first.
 fn begin(view: &View<'_>, from: &str, to: &str, decision: &mut Decision) -> Result<(), UnsafeBecause> {
     safety::version_path(view.desired.postgres(), from, to)?;
     // Configurations name the programs of the new version, too.
@@ -103,7 +103,7 @@ fn rehearsed(
             });
         }
         Some(_) | None => {
-            let why = "what would fail shall fail on a copy, while the cluster serves";
+            let why = "problems should appear on a copy, while the cluster serves";
             let action = Action::RehearseUpgrade { member: workshop.clone(), id, to: to.to_owned() };
             decision.step(action, why);
         }
@@ -147,12 +147,12 @@ fn under_way(view: &View<'_>, upgrade: &Upgrade, decision: &mut Decision) {
 /// Replicas first, so nobody takes over; then the primary, which has every commit and says so.
 fn stop(view: &View<'_>, upgrade: &Upgrade, decision: &mut Decision) {
     if nobody_will_lead(view) {
-        return abandon(decision, upgrade, String::from("nobody is the primary any more, while members stop"));
+        return abandon(decision, upgrade, String::from("the primary was lost while members were stopping"));
     }
     let runs =
         |member: &MemberName| view.seen.facts(member).and_then(postgres).is_some_and(|found| found.status.is_some());
     if safety::primary(view).is_none() && view.desired.all_joined().any(runs) {
-        let why = String::from("members stop for an upgrade when it is known who has every commit");
+        let why = String::from("it must be known which member has every commit before any member stops");
         return decision.wait(WaitingFor::Primary { why });
     }
     let why = format!("all data is upgraded to PostgreSQL {}; the primary stops last and has every commit", upgrade.to);
