@@ -140,7 +140,7 @@ pub fn openings(ledger: &Ledger) -> Vec<Opening> {
     all.collect::<BTreeSet<_>>().into_iter().collect()
 }
 
-/// What the operator wants and brought, apart from the ledger.
+/// What the operator wants and provides, apart from the ledger.
 #[derive(Clone, Copy, Debug)]
 pub struct Wish<'a> {
     pub spec: &'a ClusterSpec,

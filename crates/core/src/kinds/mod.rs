@@ -218,7 +218,7 @@ impl Desired {
         }
     }
 
-    /// What a living cluster of the kind keeps: the field, what it was then, and what the spec has now.
+    /// What an existing cluster of the kind keeps: the field, what it was then, and what the spec has now.
     pub(crate) fn settings_of_kind(&self) -> Vec<(&'static str, &String, &String)> {
         match self.kind {
             Kind::Etcd => etcd::safety::fixed_at_formation(&self.etcd),

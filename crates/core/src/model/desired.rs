@@ -154,7 +154,7 @@ pub struct CertificateWish {
     pub proxied: BTreeSet<IpAddr>,
     pub validity: SignedDuration,
     pub renew_before: SignedDuration,
-    /// Key identifier of the CA that the operator brought, if one was.
+    /// Key identifier of the CA that the operator provides, if any.
     pub brought_authority: Option<String>,
     /// Whether the agent needs a client certificate as user root.
     pub root: bool,
@@ -178,7 +178,7 @@ pub struct PlaneWish {
     pub trusted: BTreeMap<u64, String>,
 }
 
-/// What the operator brought in files, known to the planner by fingerprints only.
+/// What the operator provides in files, known to the planner by fingerprints only.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Brought {
     /// Key identifier of the CA.

@@ -171,7 +171,7 @@ pub struct CertificateSeen {
 }
 
 /// Whether a machine took the last node config that it was given. One that has data takes none whose etcd it does not have: after a boot it
-/// could start nothing. And none takes a config that would overwrite files of somebody else.
+/// could start nothing. And none takes a config that would overwrite files of another tool.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ConfigAttempt {
@@ -198,7 +198,7 @@ pub enum BinarySeen {
     },
 }
 
-/// The digest of inputs that somebody else changed: no config has it, so what runs with them is restarted.
+/// The digest of inputs that another tool changed: no config has it, so what runs with them is restarted.
 pub const EDITED: &str = "edited";
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
@@ -245,7 +245,7 @@ pub struct Stamp {
 pub enum DataSeen {
     Empty,
     Stamped(Stamp),
-    /// There is data, and nothing says whose.
+    /// There is data without a stamp that says whose it is.
     Unstamped,
 }
 

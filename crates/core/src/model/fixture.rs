@@ -83,7 +83,7 @@ impl Fixtures {
     }
 }
 
-/// Why a fixture cannot be where the spec wants it: somebody else has something there, or there is no such place.
+/// Why a fixture cannot be where the spec wants it: another tool has something there, or there is no such place.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct Obstacle {
     pub what: String,

@@ -78,7 +78,7 @@ pub enum SourceLogin {
     Password { user: String, password: Secret },
 }
 
-/// What the operator brought for log forwarding.
+/// What the operator provides for log forwarding.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct LogSecrets {
     pub forward: Option<ForwardSecrets>,

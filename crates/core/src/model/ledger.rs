@@ -212,7 +212,7 @@ pub struct History {
     pub timeline: u64,
 }
 
-/// Settings that a living cluster keeps, as text. A spec that names others is refused, not half applied.
+/// Settings that an existing cluster keeps, as text. A spec that names others is refused, not half applied.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct FormedWith {
     pub namespace: String,
@@ -353,7 +353,7 @@ impl Ledger {
     }
 
     /// Visits every text that must stay secret in a copy of the ledger. Every field is named here: a new one
-    /// does not compile until somebody has decided whether it is secret.
+    /// does not compile until someone has decided whether it is secret.
     pub fn each_secret(&mut self, mut visit: impl FnMut(&mut String)) {
         let Ledger {
             format: _,

@@ -98,7 +98,7 @@ pub struct MachineSeen {
     pub cluster_id: String,
     pub incarnation: u64,
     pub power: PowerState,
-    /// Its agent is gone, so that it counts as off, and yet its etcd runs.
+    /// Its agent has ended, so it counts as off, and yet its etcd runs.
     pub headless: bool,
     /// Its agent is an older program than this one, and can be started again with this one.
     #[serde(default)]

@@ -64,7 +64,7 @@ impl Plane {
 
     /// What etcd reads: the certificates of all that are trusted.
     pub fn bundle(&self) -> String {
-        // A file that an operator brought may lack the last line's end.
+        // A file that an operator provides may lack the last line's end.
         self.trusted.iter().map(|authority| format!("{}\n", authority.certificate.trim_end())).collect()
     }
 }

@@ -1,4 +1,4 @@
-//! A plan: `decide` run against the simulated world until it settles, so that what is shown is what will be done.
+//! A plan: `decide` run against the simulated world until it settles, so what is shown is what will be done.
 
 use serde::Serialize;
 

@@ -64,7 +64,7 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
     }
 }
 
-/// The data of all is replaced, so that a member whose machine is lost simply gets another.
+/// The data of all is replaced, so a member whose machine is lost simply gets another.
 pub(crate) fn give_up_the_lost(view: &View<'_>, decision: &mut Decision) {
     let View { desired, seen, .. } = *view;
     let Some(machines) = seen.machines.get() else { return };

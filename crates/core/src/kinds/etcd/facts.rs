@@ -38,7 +38,7 @@ pub struct EtcdFacts {
     pub attempt: ConfigAttempt,
 }
 
-/// A snapshot that was brought to a machine whole. It ends with this SHA-256, etcd's checksum of all that comes before.
+/// A snapshot that was sent to a machine completely. It ends with this SHA-256, etcd's checksum of all that comes before.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct Staged {
     pub sha256: String,
@@ -76,7 +76,7 @@ pub enum OldEntries {
     },
 }
 
-/// A data directory that has gone back in time.
+/// A data directory that is older than what its member acknowledged.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct OlderData {
     /// The last index in the log on disk.

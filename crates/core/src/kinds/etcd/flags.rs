@@ -55,7 +55,7 @@ pub fn knowledge(name: &str, version: Version) -> Knowledge {
     if flag.is_some_and(|flag| flag.known_to(version)) {
         return Knowledge::Known;
     }
-    // The table was made from the newest releases that are known. What a later one brought is not.
+    // The table was made from the newest releases that are known. It lacks what a later one added.
     if versions::newest_before(version).is_some() {
         return Knowledge::Uncertain;
     }

@@ -1,6 +1,6 @@
-//! Fronts: one address in front of a cluster, on members or on machines of their own. What a spec says of them, and what each is told.
+//! Fronts: one address in front of a cluster, on members or on machines of their own. What a spec says of them, and what each gets to know.
 //!
-//! A front is told where members are, whom to trust and whom to refuse, and nothing that opens anything: no key of a CA, no password, and
+//! A front knows where members are, whom to trust and whom to refuse, and has nothing that opens anything: no key of a CA, no password, and
 //! no certificate with a user's name.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,7 +19,7 @@ use crate::spec::{ClusterSpec, LogForwarding, MemberSpec, Millis, Name};
 pub const FRONT: &str = "front";
 /// All that a front reads.
 pub const DIRECTORY: &str = "etc/front";
-/// What a front is told. It reads the file again when it has changed.
+/// A front's configuration. It reads the file again when it has changed.
 pub const CONFIG_FILE: &str = "etc/front/front.json";
 pub const CONFIG_NAME: &str = "front.json";
 /// A link to the front's certificate and key, `front.crt` and `front.key`.
@@ -100,7 +100,7 @@ impl Front {
     }
 }
 
-/// What a front is told, besides what it was started with.
+/// A front's configuration, without what it was started with.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Told {
     pub cluster: String,
@@ -115,7 +115,7 @@ pub struct Told {
     /// Their serial numbers.
     pub refused: BTreeSet<String>,
     pub client_auth: ClientAuth,
-    /// Whether etcd asks who somebody is.
+    /// Whether etcd asks clients who they are.
     pub authenticates: bool,
 }
 
@@ -180,7 +180,7 @@ pub(crate) fn proxied_addresses(spec: &ClusterSpec, ledger: &Ledger) -> BTreeSet
 }
 
 /// The machines that get a certificate for their front. The CA of clients signs it. It names no user, so it is worth nothing before etcd asks
-/// who somebody is, and nobody gets one before that. Nor while peers trust the same CA: it would open their port.
+/// clients who they are, and no front gets one before that. Nor while peers trust the same CA: it would open their port.
 pub(crate) fn with_certificates(spec: &ClusterSpec, ledger: &Ledger) -> BTreeSet<MemberName> {
     let Some(front) = &spec.etcd.front else { return BTreeSet::new() };
     let (client, peers) = (&ledger.authorities.client, &ledger.authorities.peer);

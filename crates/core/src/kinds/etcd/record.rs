@@ -50,7 +50,7 @@ impl Record {
     }
 
     /// Visits every text that must stay secret in a copy of the ledger. Every field is named here: a new one
-    /// does not compile until somebody has decided whether it is secret.
+    /// does not compile until someone has decided whether it is secret.
     pub(crate) fn each_secret(&mut self, visit: &mut impl FnMut(&mut String)) {
         let Record {
             formation: _,
@@ -80,7 +80,7 @@ impl Record {
     }
 }
 
-/// Settings of etcd that a living cluster keeps, as text. A spec that names others is refused, not half applied.
+/// Settings of etcd that an existing cluster keeps, as text. A spec that names others is refused, not half applied.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct FormedWith {
     pub version: String,

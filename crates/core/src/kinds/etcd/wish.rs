@@ -48,7 +48,7 @@ pub struct Restore {
 
 #[derive(Clone, PartialEq, Debug)]
 pub struct AuthWish {
-    /// Fingerprint of root's password where the operator brought it.
+    /// Fingerprint of root's password if the operator provides it.
     pub root_password: Option<String>,
     pub users: BTreeMap<String, UserWish>,
     pub roles: BTreeMap<String, BTreeSet<Permission>>,

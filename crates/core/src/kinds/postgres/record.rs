@@ -273,7 +273,7 @@ impl Formation {
     }
 }
 
-/// Settings that a living cluster keeps, as text. A spec that names others is refused, not half applied.
+/// Settings that an existing cluster keeps, as text. A spec that names others is refused, not half applied.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct FormedWith {
     pub version: String,
@@ -377,7 +377,7 @@ impl Record {
     }
 
     /// Visits every text that must stay secret in a copy of the ledger. Every field is named here: a new one does not
-    /// compile until somebody has decided whether it is secret.
+    /// compile until someone has decided whether it is secret.
     pub(crate) fn each_secret(&mut self, visit: &mut impl FnMut(&mut String)) {
         let Record {
             formation: _,

@@ -220,7 +220,7 @@ fn is_same_dcs(then: &str, now: &str) -> bool {
     then.split(',').any(|endpoint| now.split(',').any(|other| other == endpoint))
 }
 
-/// What a living cluster keeps: the field, what it was then, and what the spec has now.
+/// What an existing cluster keeps: the field, what it was then, and what the spec has now.
 pub(crate) fn fixed_at_formation(wish: &Wish) -> Vec<(&'static str, &String, &String)> {
     let Some(then) = &wish.formed_with else { return Vec::new() };
     let now = &wish.form_with;
@@ -231,7 +231,7 @@ pub(crate) fn fixed_at_formation(wish: &Wish) -> Vec<(&'static str, &String, &St
     ]
 }
 
-/// PostgreSQL reads its CAs again when it is told to, so it trusts what the machine has.
+/// PostgreSQL reads its CAs again when it is asked to, so it trusts what the machine has.
 pub(crate) fn trusts(facts: &Facts, key_id: &str) -> bool {
     let trust = facts.etcd.trust.get(&crate::model::TrustPlane::Peer);
     trust.is_some_and(|trust| trust.on_disk.contains(key_id))
@@ -277,7 +277,7 @@ fn knowing<'a>(view: &View<'a>) -> Option<(&'a PostgresFacts, &'a PatroniStatus)
     Some((found, found.status.as_ref().filter(|status| status.dcs)?))
 }
 
-/// The primary tells the number of its last transaction only when asked.
+/// The primary reports the number of its last transaction only when asked.
 pub(crate) fn can_tell_more(view: &View<'_>) -> bool {
     knowing(view).is_some_and(|(found, _)| found.transaction.is_none())
 }

@@ -44,7 +44,7 @@ pub struct Wish {
 }
 
 impl Wish {
-    /// The version of a living cluster and the one that the spec wants, where they differ.
+    /// The version of an existing cluster and the one that the spec wants, where they differ.
     pub(crate) fn version_change(&self) -> Option<(&str, &str)> {
         let then = self.formed_with.as_ref().filter(|_| self.formation.is_formed())?;
         let (from, to) = (then.version.as_str(), self.form_with.version.as_str());

@@ -261,7 +261,7 @@ impl World {
         }
     }
 
-    /// Users and roles come back with the data; what is in it is not known before, so that they are taken to be as wished.
+    /// Users and roles come back with the data; what is in it is not known before, so they are assumed to be as wished.
     fn restore_data(&mut self, desired: &Desired, member: &MemberName, stamp: &Stamp) {
         self.touched = true;
         (self.agreed, self.going_down) = (None, None);

@@ -24,7 +24,7 @@ pub struct World {
     pub auth: AuthLook,
     /// Set while the provider does not answer.
     pub(crate) provider_away: Option<String>,
-    /// Whether anything was done to an etcd here, so that what each of them says must be imagined too.
+    /// Whether anything was done to an etcd here, so what each of them reports must be simulated too.
     pub(crate) touched: bool,
     /// etcd's number of the member that leads.
     pub(crate) leader: Option<u64>,

@@ -1,4 +1,4 @@
-//! An etcd that somebody else operates: where it is, and how to log in.
+//! An etcd that quorate does not manage: where it is, and how to log in.
 
 use super::Findings;
 

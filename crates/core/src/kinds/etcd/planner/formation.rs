@@ -189,7 +189,7 @@ fn keep(
     let cluster = view.cluster();
     let is_learner = |m: &MemberName| cluster.and_then(|c| c.get(m)).is_some_and(|l| l.is_learner);
     let hopeless = cluster.is_none() && safety::majority_is_there(view).is_err();
-    // Without a quorum nobody can leave, so that those whom nobody wants are needed as well.
+    // Without a quorum no member can leave, so those that are no longer wanted are needed as well.
     let is_needed = |m: &MemberName| desired.members.contains_key(m) || cluster.is_none();
     for member in members.keys().filter(|m| is_needed(m) && !is_learner(m)) {
         // Data that has gone back in time is not started on: `repair` gives it up, once it may.

@@ -54,7 +54,7 @@ fn begun<'a>(desired: &'a Desired, restore: &Restore) -> Option<Begun<'a>> {
     }
 }
 
-/// Clients may write as soon as a quorum runs, so that this is recorded before anything else is looked at. Who is missing
+/// Clients may write as soon as a quorum runs, so this is recorded before anything else is examined. Who is missing
 /// then is kept running, or replaced, as in any cluster.
 fn is_served(seen: &Observation, decision: &mut Decision, begun: &Begun<'_>) -> bool {
     let of_this = |facts: &&Facts| matches!(&facts.etcd.data, DataSeen::Stamped(s) if s.token == begun.token);

@@ -58,7 +58,7 @@ pub(crate) fn may_join_this_log(
     }
 }
 
-/// A healthy voter that has started with 3.7, so that it holds no old entry.
+/// A healthy voter that has started with 3.7, so it has no old entry.
 pub(crate) fn reader<'c, 'a>(cluster: &'c Cluster<'a>) -> Option<&'c Listed<'a>> {
     cluster.voters().find(|voter| voter.healthy && version_of(voter).is_some_and(cannot_read_v2))
 }
