@@ -51,7 +51,9 @@ pub(crate) fn summarize(ledger: &Ledger, seen: &Observation, decision: &Decision
     let (all, healthy) = (wanted().count(), wanted().filter(|member| member.health == "healthy").count());
     let nodes = settings.map_or(0, |postgres| postgres.synchronous.nodes);
     let strict = settings.is_some_and(|postgres| postgres.synchronous.strict);
-    let writes = primary.is_some() && (nodes == 0 || !strict || healthy > usize::from(nodes));
+    // Patroni has commits wait for as many standbys as there are, up to `nodes`. Only the last one stops writes.
+    let needed = if strict { usize::from(nodes.min(1)) } else { 0 };
+    let writes = primary.is_some() && (needed == 0 || healthy > needed);
     let verdict = match &ledger.postgres.formation {
         _ if ledger.power == Power::Off => Verdict::Off,
         Formation::Unformed | Formation::Forming { .. } => Verdict::Unformed,
@@ -65,7 +67,7 @@ pub(crate) fn summarize(ledger: &Ledger, seen: &Observation, decision: &Decision
     // So many may fail, and somebody is left to whom every commit was confirmed. Patroni lets nobody else take over.
     let spare = match nodes > 0 && !has_synchronous_standby(primary) {
         true => 0,
-        false => healthy.saturating_sub(1 + if strict { usize::from(nodes) } else { 0 }),
+        false => healthy.saturating_sub(1 + needed),
     };
     Status {
         cluster: spec.name.to_string(),
@@ -79,7 +81,7 @@ pub(crate) fn summarize(ledger: &Ledger, seen: &Observation, decision: &Decision
         },
         etcd_version: String::new(),
         verdict,
-        summary: summary(verdict, primary.map(|(name, _)| name), (all, healthy), spare, nodes)
+        summary: summary(verdict, primary.map(|(name, _)| name), (all, healthy), spare)
             + &proxies::summary(verdict, serving, all_proxies),
         voters: all,
         healthy,
@@ -129,13 +131,7 @@ fn backup_status(ledger: &Ledger, seen: &Observation, primary: Option<&MemberNam
     Some(status)
 }
 
-fn summary(
-    verdict: Verdict,
-    primary: Option<&MemberName>,
-    (all, healthy): (usize, usize),
-    spare: usize,
-    nodes: u16,
-) -> String {
+fn summary(verdict: Verdict, primary: Option<&MemberName>, (all, healthy): (usize, usize), spare: usize) -> String {
     let tolerates = match spare {
         0 => String::from("no fault tolerance"),
         spare => format!("tolerates {}", plural(spare, "failure")),
@@ -149,11 +145,9 @@ fn summary(
         (Verdict::Degraded, Some(primary)) => {
             format!("degraded: {healthy} of {all} members healthy, {primary} is the primary; {tolerates}")
         }
-        (_, Some(primary)) => format!(
-            "down: {primary} is the primary and writes wait, because {nodes} synchronous {} needed and {} there",
-            if nodes == 1 { "standby is" } else { "standbys are" },
-            healthy.saturating_sub(1),
-        ),
+        (_, Some(primary)) => {
+            format!("down: {primary} is the primary and writes wait, because there is no synchronous standby")
+        }
         (_, None) => format!("down: there is no primary; {healthy} of {all} members healthy"),
     }
 }
