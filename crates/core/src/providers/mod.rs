@@ -158,7 +158,7 @@ pub trait Settings {
         SignedDuration::ZERO
     }
 
-    /// The memory of a member's machine. None: that of this host.
+    /// The memory of a member's machine. None: that of this host, or, of a virtual machine, nothing that a spec says.
     fn memory(&self, _: &MemberSpec) -> Option<Size> {
         None
     }

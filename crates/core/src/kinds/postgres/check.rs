@@ -531,12 +531,9 @@ fn parameters(cluster: &Cluster, postgres: &PostgresSettings, host: &HostFacts, 
 /// PostgreSQL does not start if it cannot have this memory.
 fn memory(cluster: &Cluster, postgres: &PostgresSettings, host: &HostFacts, found: &mut Findings) {
     let at = |name: &str| cluster.at(&format!("postgres.parameters.{name}"));
-    let settings = cluster.spec.provider.settings();
-    let smallest = cluster.spec.members.iter().filter_map(|member| settings.memory(member)).min();
     let value = |name: &str| postgres.parameters.get(name).map(|value| value.0.as_str());
     let buffers = value("shared_buffers").and_then(|text| parameters::number(text, "8kB"));
-    let machine = smallest.map(|size| size.0).or(host.memory);
-    if let (Some(buffers), Some(machine)) = (buffers, machine)
+    if let (Some(buffers), Some((machine, _))) = (buffers, cluster.memory(host))
         && buffers * 8192.0 >= machine as f64
     {
         let machine = Size((machine >> 20) << 20);

@@ -13,7 +13,7 @@ use std::net::IpAddr;
 use super::units::LONGEST_NAME;
 use super::{ClusterSpec, Document, HostFacts, Kind, Places, Problem, Severity, Spec};
 use crate::kinds::{etcd, postgres};
-use crate::providers;
+use crate::providers::{self, MachineKind};
 
 pub(super) fn check(document: &Document, places: &Places, spec: &Spec, host: &HostFacts) -> Vec<Problem> {
     let mut found = Findings { document, places, problems: Vec::new() };
@@ -103,6 +103,17 @@ pub struct Cluster<'a> {
 impl Cluster<'_> {
     pub(crate) fn at(&self, field: &str) -> String {
         format!("clusters[{}].{field}", self.index)
+    }
+
+    /// The memory of the members' machines in bytes, the smallest, and whose it is. None: only the provider knows. What this host has is
+    /// what its processes and containers can use; a virtual machine elsewhere has nothing to do with it.
+    pub(crate) fn memory(&self, host: &HostFacts) -> Option<(u64, &'static str)> {
+        let settings = self.spec.provider.settings();
+        match self.spec.members.iter().filter_map(|member| settings.memory(member)).min() {
+            Some(smallest) => Some((smallest.0, "its machines")),
+            None if settings.machines() == MachineKind::Vm => None,
+            None => Some((host.memory?, "this machine")),
+        }
     }
 }
 

@@ -161,12 +161,7 @@ fn binary(cluster: &Cluster, found: &mut Findings) {
 
 fn quota(cluster: &Cluster, host: &HostFacts, found: &mut Findings) {
     let quota = cluster.spec.etcd.quota;
-    let settings = cluster.spec.provider.settings();
-    let (memory, whose) = match cluster.spec.members.iter().filter_map(|member| settings.memory(member)).min() {
-        Some(smallest) => (Some(smallest.0), "its machines"),
-        None => (host.memory, "this machine"),
-    };
-    if let Some(memory) = memory.filter(|memory| quota.0 > *memory) {
+    if let Some((memory, whose)) = cluster.memory(host).filter(|(memory, _)| quota.0 > *memory) {
         // Whole mebibytes read better than the exact number of bytes.
         let memory = Size((memory >> 20) << 20);
         found.warning(
