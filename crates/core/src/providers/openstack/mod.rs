@@ -10,6 +10,7 @@ use std::net::IpAddr;
 use jiff::SignedDuration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 
 use super::access::Access;
 use super::admin::AdminSettings;
@@ -17,6 +18,7 @@ use super::{MachineKind, MemberSpec, Settings};
 use crate::model::{Build, DATA_VOLUME};
 use crate::spec::check::{Cluster, Findings};
 use crate::spec::{AddressRange, Millis, Size};
+use crate::text::hex;
 
 pub(super) const TEMPLATE: &str = include_str!("template.yaml");
 
@@ -256,6 +258,19 @@ impl OpenstackSettings {
     }
 }
 
+/// As a part of a build, which is a value of a server's metadata. A list that does not fit is told from others by its digest.
+fn further_ports(ports: &[MorePort]) -> Option<String> {
+    /// Of such a value, in bytes: Nova refuses more.
+    const LONGEST: usize = 255;
+    let all = ports.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    let told = if all.len() <= LONGEST {
+        all
+    } else {
+        format!("{} with the digest {}", ports.len(), hex(&Sha256::digest(&all)))
+    };
+    Some(told).filter(|told| !told.is_empty())
+}
+
 impl Settings for OpenstackSettings {
     fn name(&self) -> &'static str {
         "openstack"
@@ -271,7 +286,6 @@ impl Settings for OpenstackSettings {
 
     fn build(&self, member: &MemberSpec) -> Option<Build> {
         let size = |size: Option<Size>| size.map(|size| size.to_string());
-        let more: Vec<String> = self.more_ports_of(member).iter().map(ToString::to_string).collect();
         let has_volumes = self.root_size_of(member).is_some() || self.data_size_of(member).is_some();
         Some(Build::new([
             ("image", Some(self.image.clone())),
@@ -279,7 +293,7 @@ impl Settings for OpenstackSettings {
             ("availability zone", self.zone_of(member).map(str::to_owned)),
             ("key pair", self.key_pair.clone()),
             ("spread", Some(self.spread.to_string())),
-            ("further ports", Some(more.join(", ")).filter(|more| !more.is_empty())),
+            ("further ports", further_ports(self.more_ports_of(member))),
             ("boot volume", size(self.root_size_of(member))),
             ("volume type", self.volume_type.clone().filter(|_| has_volumes)),
             (DATA_VOLUME, size(self.data_size_of(member))),
@@ -295,5 +309,21 @@ impl Settings for OpenstackSettings {
 
     fn check(&self, cluster: &Cluster<'_>, found: &mut Findings<'_>) {
         check::check(self, cluster, found);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_list_of_further_ports_fits_in_a_value_of_metadata() {
+        let id = |n: u8| format!("3f1d2f3e-0d2b-4d0f-9c8a-8d2c6c1b7a{n:02}");
+        let port = |n: u8| MorePort { network: Some(id(n)), subnet: Some(id(n + 50)), ..MorePort::default() };
+        let told = |last: u8| further_ports(&[port(1), port(2), port(3), port(last)]).unwrap();
+        assert!(told(4).len() <= 255 && told(4).starts_with("4 with the digest "), "{}", told(4));
+        assert_ne!(told(4), told(5), "another list is another build");
+        assert_eq!(further_ports(&[port(1)]), Some(port(1).to_string()), "as it was always written");
+        assert_eq!(further_ports(&[]), None);
     }
 }
