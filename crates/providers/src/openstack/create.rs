@@ -240,7 +240,7 @@ impl Openstack {
             "config_drive": true,
             "metadata": json!(mark.parts()),
             "tags": [tag(self.spec.name.as_str())],
-            "user_data": STANDARD.encode(user_data(machine.admin.as_ref(), false)),
+            "user_data": STANDARD.encode(self.user_data(machine.admin.as_ref())),
             "personality": self.files(new, &machine, mark),
         });
         if disks.root.is_none() {
@@ -253,6 +253,11 @@ impl Openstack {
             server["key_name"] = json!(key_pair);
         }
         server
+    }
+
+    /// For images with cloud-init. A key pair is for its default user, which it makes only if it is asked to.
+    fn user_data(&self, admin: Option<&boot::Admin>) -> String {
+        user_data(admin, self.settings.key_pair.is_some(), false)
     }
 
     /// The seed has a token, so it is not user data, which every process on the machine can read: these files are on the config drive
@@ -281,5 +286,31 @@ impl Openstack {
             data_disk: data.map(|volume| boot::DataDisk { serial: serial(volume) }),
             channel: false,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use quorate_core::kinds::etcd::spec::ClientAuth;
+    use quorate_core::kinds::etcd::versions;
+    use quorate_core::model::Ledger;
+    use quorate_core::spec;
+
+    use super::*;
+
+    #[test]
+    fn a_key_pair_keeps_the_user_that_it_lets_in() {
+        let user_data = |key_pair: Option<&str>| {
+            let spec = spec::generated("demo", 1, versions::DEFAULT, ClientAuth::Certificate).unwrap();
+            let ledger = Ledger::new(String::from("c1"), spec.clusters.into_iter().next().unwrap());
+            let settings = json!({ "image": "m", "flavor": "f", "network": "n", "key_pair": key_pair });
+            Openstack::new(&ledger, &serde_json::from_value(settings).unwrap()).user_data(None)
+        };
+        let users = |text: String| {
+            let config: Value = serde_json::from_str(text.strip_prefix("#cloud-config\n").unwrap()).unwrap();
+            config["users"].clone()
+        };
+        assert_eq!(users(user_data(Some("ada"))), json!(["default"]));
+        assert_eq!(users(user_data(None)), json!([]), "nobody can log in as that user");
     }
 }
