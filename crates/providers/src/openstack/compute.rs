@@ -11,7 +11,7 @@ use super::catalogue::Service::Compute;
 use super::error::OpenstackError;
 use super::server::{Server, marked, tag};
 use super::session::Call;
-use super::{Openstack, one_of};
+use super::{LINGERING, Openstack, one_of};
 use crate::marks::Mark;
 use crate::web::escaped;
 
@@ -19,8 +19,6 @@ use crate::web::escaped;
 pub(super) const VERSION: &str = "2.64";
 /// The last version that puts files on the config drive.
 pub(super) const CREATING: &str = "2.56";
-/// How long a server may take to be deleted.
-const DELETING: Duration = Duration::from_secs(300);
 /// Nova waits a minute for a guest to shut down before it switches it off.
 const STOPPING: Duration = Duration::from_secs(180);
 const STARTING: Duration = Duration::from_secs(180);
@@ -49,13 +47,15 @@ impl Openstack {
     pub(super) async fn set_metadata(&self, server: &Server, metadata: &Value) -> Result<(), OpenstackError> {
         let path = format!("{}/metadata", server.path());
         let call = Call::new(format!("mark {}", server.name), Compute, Method::POST, path).repeatable();
-        self.session()?.change(call.json(json!({ "metadata": metadata })).at(VERSION)).await.map(drop)
+        let changed = self.session()?.change(call.json(json!({ "metadata": metadata })).at(VERSION)).await;
+        changed.map(drop).map_err(|error| unless_locked(server, error))
     }
 
     async fn action(&self, server: &Server, doing: &str, action: Value) -> Result<(), OpenstackError> {
         let path = format!("{}/action", server.path());
         let call = Call::new(format!("{doing} {}", server.name), Compute, Method::POST, path).repeatable();
-        self.session()?.change(call.json(action).at(VERSION)).await.map(drop)
+        let changed = self.session()?.change(call.json(action).at(VERSION)).await;
+        changed.map(drop).map_err(|error| unless_locked(server, error))
     }
 
     /// Looks at a server until it is as wanted. None: it is gone.
@@ -124,6 +124,7 @@ impl Openstack {
         match self.power_on(server).await {
             Err(
                 OpenstackError::Broken { .. }
+                | OpenstackError::Locked { .. }
                 | OpenstackError::Refused { .. }
                 | OpenstackError::Failed { .. }
                 | OpenstackError::TooSlow { .. },
@@ -158,7 +159,8 @@ impl Openstack {
     /// Returns when it is gone.
     pub(super) async fn delete_server(&self, server: &Server) -> Result<(), OpenstackError> {
         let doing = format!("delete {}", server.name);
-        match self.session()?.delete(&doing, Compute, &server.path()).await {
+        let asked = self.session()?.delete(&doing, Compute, &server.path()).await;
+        match asked.map_err(|error| unless_locked(server, error)) {
             // It is being deleted already.
             Err(error) if error.is_conflict() => match self.look_at(server).await? {
                 Some(now) if now.power() == PowerState::Stopping => {}
@@ -167,11 +169,12 @@ impl Openstack {
             },
             deleted => deleted?,
         }
-        let kept = self.wait(server, DELETING, |now| now.status == "SOFT_DELETED").await?;
+        let within = if server.power() == PowerState::Stopping { self.deleting.min(LINGERING) } else { self.deleting };
+        let kept = self.wait(server, within, |now| now.status == "SOFT_DELETED").await?;
         if let Some(kept) = kept {
             // Until then it keeps its port and its volumes.
             self.action(&kept, "delete", json!({ "forceDelete": null })).await?;
-            self.wait(server, DELETING, |_| false).await?;
+            self.wait(server, within, |_| false).await?;
         }
         Ok(())
     }
@@ -313,6 +316,11 @@ pub(super) struct Flavor {
     cores: u64,
     /// In MiB.
     memory: u64,
+}
+
+/// A conflict because somebody locked the server says how that ends.
+fn unless_locked(server: &Server, error: OpenstackError) -> OpenstackError {
+    if error.is_locked() { OpenstackError::Locked { name: server.name.clone(), id: server.id.clone() } } else { error }
 }
 
 pub(super) fn gone(server: &Server) -> OpenstackError {

@@ -92,6 +92,18 @@ pub enum OpenstackError {
     Locked { name: String, id: String },
     #[error("{what} was still {state} after {seconds} s")]
     TooSlow { what: String, state: String, seconds: u64 },
+    #[error(
+        "the server {server} has the port {port} of this cluster, and its metadata does not say which member it is: put the `quorate.…` \
+         metadata back, or delete the server (`openstack server delete {server}`), then run this again"
+    )]
+    Unmarked { port: String, server: String },
+    #[error(
+        "the port {port} is in use by the server {server}, which the compute service does not know: check the region and \
+         `compute_endpoint_override`. If there is no such server any more, delete the port (`openstack port delete {port}`), then run this again"
+    )]
+    UnknownServer { port: String, server: String },
+    #[error("OpenStack has not deleted everything that this cluster no longer needs: {}. The next run tries again", what.join("; "))]
+    Stuck { what: Vec<String> },
     #[error("the volume {name} is in the state {status}; `openstack volume show {id}` may say why")]
     VolumeBroken { name: String, id: String, status: String },
     #[error("the spec has no member {member}")]
@@ -105,6 +117,11 @@ impl OpenstackError {
 
     pub(super) fn is_conflict(&self) -> bool {
         matches!(self, OpenstackError::Refused { code: 409, .. })
+    }
+
+    /// Nova answers what it does not do to a locked server like any other conflict.
+    pub(super) fn is_locked(&self) -> bool {
+        matches!(self, OpenstackError::Refused { code: 409, said, .. } if said.to_lowercase().contains("is locked"))
     }
 
     /// Too many requests.

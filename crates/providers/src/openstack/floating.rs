@@ -72,8 +72,11 @@ impl Openstack {
         let session = self.session()?;
         let project = session.project().await?;
         let path = format!("/floatingips?project_id={}", escaped(&project));
-        // A network service without routers does not know them.
-        let all = session.list("list floating IPs", Network, &path, "floatingips", None).await?;
+        let all = match session.list("list floating IPs", Network, &path, "floatingips", None).await {
+            // A network service without routers does not know them.
+            Err(error) if error.is_absent() => Vec::new(),
+            all => all?,
+        };
         let is_ours = |value: &&Value| text(value, "project_id").is_none_or(|of| of == project);
         let mut own: Vec<Own> = all.iter().filter(is_ours).filter_map(|value| self.read_own(value)).collect();
         own.sort_by(|a, b| {

@@ -14,12 +14,15 @@ mod groups;
 mod images;
 mod listing;
 mod network;
+#[cfg(test)]
+mod script;
 mod server;
 mod session;
+mod sweep;
 mod volumes;
 
 use std::cell::OnceCell;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
@@ -29,20 +32,22 @@ use quorate_core::desire;
 use quorate_core::model::{Build, Ledger, MachineId, MachineSeen, MemberName, Opening};
 use quorate_core::providers::openstack::OpenstackSettings;
 use quorate_core::spec::ClusterSpec;
-use serde_json::{Value, json};
+use serde_json::Value;
 
-use crate::marks::{Mark, State, key};
+use crate::marks::{Mark, State};
 use crate::{Data, Machines, NewMachine, Provider, ProviderError};
 pub use error::OpenstackError;
 pub use images::{Upload, Uploaded, upload, upload_with};
 use network::{OwnPort, Places};
 use server::Server;
 use session::Session;
-use volumes::Volume;
 
 /// How much of a console is shown when there is nothing else to show.
 const LAST_LINES: usize = 20;
 const POLLING: Duration = Duration::from_secs(1);
+const DELETING: Duration = Duration::from_secs(300);
+/// The same for one whose deletion began before: it may never end.
+const LINGERING: Duration = Duration::from_secs(60);
 
 pub struct Openstack {
     settings: OpenstackSettings,
@@ -50,6 +55,8 @@ pub struct Openstack {
     cluster_id: String,
     patience: Duration,
     polling: Duration,
+    /// How long a server or a volume may take to be deleted.
+    deleting: Duration,
     session: OnceCell<Rc<Session>>,
     /// Whether nothing is done with what is seen, so that a list may be shared with other clusters.
     only_looks: bool,
@@ -76,6 +83,7 @@ impl Openstack {
             cluster_id: ledger.cluster_id.clone(),
             patience: Duration::from_millis(settings.boot_patience.0),
             polling: POLLING,
+            deleting: DELETING,
             session: OnceCell::new(),
             only_looks: false,
             checked: tokio::sync::OnceCell::new(),
@@ -114,74 +122,6 @@ impl Openstack {
         Ok(ours.into_iter().find(|(_, mark)| mark.is_of(machine) && mark.state == State::Whole))
     }
 
-    /// Deletes a server with everything that was created for it.
-    async fn clear(&self, server: &Server, mark: &Mark, data: Data) -> Result<(), OpenstackError> {
-        let doomed = mark.data.clone().filter(|_| data == Data::Goes);
-        if mark.state == State::Whole {
-            // From now on it is nobody's machine, wherever this may be interrupted.
-            let going = json!({
-                key("state"): State::Going.name(),
-                key("data"): doomed.as_deref().unwrap_or_default(),
-            });
-            match self.set_metadata(server, &going).await {
-                Err(error) if error.is_absent() => {}
-                changed => changed?,
-            }
-        }
-        // Once the server is gone, only its own mark says that the volume goes too.
-        if let Some(volume) = doomed {
-            match self.mark_volume(&volume, State::Going).await {
-                Err(error) if error.is_absent() => {}
-                changed => changed?,
-            }
-        }
-        self.delete_server(server).await?;
-        let ports = self.ports().await?.into_iter().filter(|port| port.is_of(mark)).map(|port| port.id);
-        let mut ports: BTreeSet<String> = ports.collect();
-        ports.extend(mark.port.clone());
-        for port in ports {
-            self.delete_port(&port).await?;
-        }
-        Ok(())
-    }
-
-    /// Deletes what is half deleted, and drafts, ports and volumes that are `doomed`: made under such a fencing number, for such a machine.
-    /// Returns the ports that stay; none: nothing that needs a group is left.
-    async fn sweep(
-        &self,
-        doomed: impl Fn(u64, Option<&MachineId>) -> bool,
-    ) -> Result<Option<Vec<OwnPort>>, ProviderError> {
-        let mut kept = Vec::new();
-        for (server, mark) in self.ours().await? {
-            if mark.state == State::Going || mark.state == State::Draft && doomed(mark.fence, None) {
-                // Data that is to stay is not in such a mark.
-                self.clear(&server, &mark, Data::Goes).await?;
-            } else {
-                kept.push(mark);
-            }
-        }
-        let ports = self.ports().await?;
-        let is_used = |port: &&OwnPort| kept.iter().any(|mark| port.is_of(mark));
-        let (used, unused): (Vec<&OwnPort>, Vec<&OwnPort>) = ports.iter().partition(is_used);
-        let (gone, left): (Vec<_>, Vec<_>) =
-            unused.into_iter().partition(|port| doomed(port.fence, Some(&port.machine)));
-        for port in gone {
-            self.delete_port(&port.id).await?;
-        }
-        self.keep_floating(&kept, |fence| doomed(fence, None)).await?;
-        let volumes: Vec<String> = kept.iter().filter_map(|mark| mark.data.clone()).collect();
-        self.sweep_volumes(&volumes, |volume: &Volume| doomed(volume.fence(), None)).await?;
-        if !kept.is_empty() || !used.is_empty() || !left.is_empty() {
-            return Ok(Some(used.into_iter().chain(left).cloned().collect()));
-        }
-        if self.settings.spread.policy().is_some() {
-            self.delete_groups().await?;
-        }
-        // Those that the operator's machines have stay until the cluster is forgotten.
-        self.drop_groups(&[]).await?;
-        Ok(None)
-    }
-
     fn seen(server: &Server, mark: Mark) -> (MemberName, MachineSeen) {
         let data = mark.build.as_ref().and_then(Build::data);
         let build = server.build(&mark);
@@ -209,18 +149,23 @@ impl Provider for Openstack {
         for (server, _) in self.ours().await?.iter().filter(|(_, mark)| mark.state == State::Whole) {
             self.set_right(server).await?;
         }
-        if let Some(ports) = self.sweep(|made, _| made < fence).await? {
+        // What is stuck is reported at the end of the run, which it need not stop.
+        if let Some(ports) = self.sweep(|made, _| made < fence).await?.ports {
             self.keep_groups(&ports).await?;
         }
         Ok(())
     }
 
     async fn dismiss(&self, fence: u64) -> Result<(), ProviderError> {
-        self.sweep(|made, _| made <= fence).await.map(drop)
+        Ok(self.sweep(|made, _| made <= fence).await?.completed()?)
     }
 
     async fn create(&self, new: &NewMachine<'_>) -> Result<(), ProviderError> {
         let mut ours = self.ours().await?;
+        let mut ports = self.ports().await?;
+        ports.retain(|port| port.machine == new.id);
+        let unlisted = self.unlisted(&ours, &ports.iter().collect::<Vec<_>>()).await?;
+        ours.extend(unlisted);
         let there = ours.iter().find(|(_, mark)| mark.is_of(&new.id) && mark.state == State::Whole);
         if let Some((server, _)) = there {
             return Ok(self.power_on(server).await?);
@@ -230,7 +175,7 @@ impl Provider for Openstack {
             let (server, mark) = ours.swap_remove(at);
             self.clear(&server, &mark, Data::Goes).await?;
         }
-        for port in self.ports().await?.into_iter().filter(|port| port.machine == new.id) {
+        for port in ports {
             self.delete_port(&port.id).await?;
         }
         // Some versions of Nova make a host name of it, in which a dot would begin a domain.
@@ -274,12 +219,17 @@ impl Provider for Openstack {
     }
 
     async fn forget(&self) -> Result<(), ProviderError> {
-        self.sweep(|_, _| true).await?;
+        self.sweep(|_, _| true).await?.completed()?;
         let used: Vec<String> = self.ours().await?.into_iter().filter_map(|(_, mark)| mark.data).collect();
         for volume in self.volumes().await?.iter().filter(|volume| !used.contains(&volume.id)) {
             self.delete_volume(volume).await?;
         }
         self.delete_all_floating().await?;
+        match self.delete_groups().await {
+            // Without `spread` now there may never have been one, in a cloud that does not offer them.
+            Err(error) if self.settings.spread.policy().is_none() && (error.is_absent() || error.is_forbidden()) => {}
+            deleted => deleted?,
+        }
         match self.drop_groups(&[]).await? {
             used if used.is_empty() => Ok(()),
             groups => Err(OpenstackError::GroupsInUse { groups }.into()),

@@ -73,12 +73,21 @@ pub(super) struct OwnPort {
     pub(super) name: String,
     pub(super) machine: MachineId,
     pub(super) fence: u64,
+    /// The server that has it, by id.
+    pub(super) device: Option<String>,
+    /// Whether the network service has seen that it is plugged in.
+    pub(super) is_up: bool,
     /// Its security groups, by id.
     pub(super) groups: Vec<String>,
     /// What else it may send from.
     pub(super) pairs: BTreeSet<AddressRange>,
     /// Whether it can have security groups and further addresses.
     pub(super) is_guarded: bool,
+}
+
+/// The server that has a port, by id.
+fn device(port: &Value) -> Option<String> {
+    text(port, "device_id").filter(|device| !device.is_empty())
 }
 
 impl OwnPort {
@@ -177,7 +186,7 @@ impl Openstack {
     fn read_port(&self, place: &Place, value: &Value, is_ours: bool) -> Result<Port, OpenstackError> {
         Ok(Port {
             id: text(value, "id").unwrap_or_default(),
-            device: text(value, "device_id").filter(|device| !device.is_empty()),
+            device: device(value),
             interface: place.interface(value)?,
             is_ours,
         })
@@ -215,6 +224,8 @@ impl Openstack {
                 name,
                 machine,
                 fence,
+                device: device(port),
+                is_up: text(port, "status").as_deref() == Some("ACTIVE"),
                 groups: groups.filter_map(Value::as_str).map(str::to_owned).collect(),
                 pairs: pairs.filter_map(|pair| text(pair, "ip_address")?.parse().ok()).collect(),
                 is_guarded: port.get("port_security_enabled").and_then(Value::as_bool).unwrap_or(true),

@@ -164,7 +164,8 @@ impl Session {
         }
     }
 
-    /// Everything in a list, which may come in pages. `field` has the items.
+    /// Everything in a list, which may come in pages. `field` has the items. Whatever could make it look shorter than it is, such as a 404, is
+    /// an error: what is not in a list may be removed as if it were gone.
     pub(super) async fn list(
         &self,
         doing: &str,
@@ -178,16 +179,19 @@ impl Session {
         let mut items: Vec<Value> = Vec::new();
         let mut next = Some(path.to_owned());
         for _ in 0..MOST_PAGES {
-            let Some(path) = next.take() else { break };
-            let Some(mut page) = self.get(doing, service, &path, version).await? else { break };
-            let found = page.get_mut(field).and_then(Value::as_array_mut).map(std::mem::take).unwrap_or_default();
+            let Some(path) = next.take() else { return Ok(items) };
+            let call = Call { version, ..Call::new(doing, service, Method::GET, path) };
+            let mut page = self.send(&call).await?;
+            let found = page.get_mut(field).and_then(Value::as_array_mut).map(std::mem::take);
+            let found = found.ok_or_else(|| unreadable(doing, format!("it has no list of {field}")))?;
             if found.is_empty() {
-                break;
+                return Ok(items);
             }
             items.extend(found);
-            next = next_page(&page, field, service);
+            next = next_page(&page, field, service)
+                .map_err(|link| unreadable(doing, format!("it leads to the next page by {link}")))?;
         }
-        Ok(items)
+        Err(unreadable(doing, format!("the list has more than {MOST_PAGES} pages")))
     }
 
     /// Changes something.
@@ -342,7 +346,7 @@ impl Session {
     }
 
     fn read_token(&self, answer: &Answer) -> Result<Token, OpenstackError> {
-        let unreadable = |why: &str| OpenstackError::Unreadable { doing: String::from("log in"), why: why.to_owned() };
+        let unreadable = |why: &str| unreadable("log in", why.to_owned());
         let value = answer.headers.get(NEW_TOKEN).and_then(|value| value.to_str().ok());
         let value = value.ok_or_else(|| unreadable("it has no token"))?;
         let token = answer.body.get("token").unwrap_or(&Value::Null);
@@ -367,11 +371,13 @@ async fn read(doing: &str, url: &str, request: RequestBuilder) -> Result<Answer,
         Ok(value) => value,
         Err(_) if bytes.is_empty() => Value::Null,
         Err(_) if !status.is_success() => Value::String(String::from_utf8_lossy(&bytes).into_owned()),
-        Err(error) => {
-            return Err(OpenstackError::Unreadable { doing: doing.to_owned(), why: error.to_string() });
-        }
+        Err(error) => return Err(unreadable(doing, error.to_string())),
     };
     Ok(Answer { status, headers, body })
+}
+
+fn unreadable(doing: &str, why: String) -> OpenstackError {
+    OpenstackError::Unreadable { doing: doing.to_owned(), why }
 }
 
 /// Whether another attempt may succeed and can do no harm.
@@ -412,12 +418,16 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     headers.get(RETRY_AFTER)?.to_str().ok()?.parse().ok().map(Duration::from_secs)
 }
 
-/// The path of the next page of a list: everything after the endpoint. Services link to it in different ways.
-fn next_page(page: &Value, field: &str, service: Service) -> Option<String> {
+/// The path of the next page of a list: everything after the endpoint. Services link to it in different ways. An error is a link that is not
+/// understood.
+fn next_page(page: &Value, field: &str, service: Service) -> Result<Option<String>, &Value> {
     let links = page.get(format!("{field}_links")).and_then(Value::as_array).into_iter().flatten();
     let mut next = links.filter(|link| link.get("rel").and_then(Value::as_str) == Some("next"));
-    let link = next.next().and_then(|link| link.get("href")).or_else(|| page.get("next"))?.as_str()?;
-    service.path_in(link)
+    let link = next.next().map(|link| link.get("href").unwrap_or(link)).or_else(|| page.get("next"));
+    match link.filter(|link| !link.is_null()) {
+        None => Ok(None),
+        Some(link) => link.as_str().and_then(|text| service.path_in(text)).map(Some).ok_or(link),
+    }
 }
 
 #[cfg(test)]

@@ -1,15 +1,6 @@
 //! Against a server that answers as it is told.
 
-use std::collections::VecDeque;
-use std::sync::{Arc, Mutex};
-
-use http_body_util::{BodyExt, Full};
-use hyper::body::{Bytes, Incoming};
-use hyper::service::service_fn;
-use hyper::{Request, Response};
-use hyper_util::rt::TokioIo;
 use serde_json::json;
-use tokio::net::TcpListener;
 
 use quorate_core::kinds::etcd::spec::ClientAuth;
 use quorate_core::kinds::etcd::versions;
@@ -18,85 +9,10 @@ use quorate_core::providers::openstack::OpenstackSettings;
 use quorate_core::spec;
 
 use super::super::Openstack;
-use super::super::credentials::{Login, Who};
+use super::super::script::{Then, script, serve, status};
 use super::*;
 use crate::Provider;
 use crate::marks::{Mark, State};
-
-/// What the server does with the next request that is not for a token.
-#[derive(Clone, Debug)]
-enum Then {
-    Answer(u16, Value),
-    /// To another path of the same server.
-    Redirect(&'static str),
-    Cut,
-}
-
-#[derive(Default)]
-struct Script {
-    then: VecDeque<Then>,
-    seen: Vec<String>,
-    tokens: usize,
-    /// For how many seconds tokens are good.
-    good_for: i64,
-}
-
-type Shared = Arc<Mutex<Script>>;
-
-async fn serve(script: Shared) -> Session {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("http://{}", listener.local_addr().unwrap());
-    tokio::spawn(async move {
-        while let Ok((stream, _)) = listener.accept().await {
-            let script = script.clone();
-            let service = service_fn(move |request| answer(request, script.clone()));
-            tokio::spawn(hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service));
-        }
-    });
-    let who = Who::Id(String::from("x"));
-    let cloud = Cloud {
-        name: String::from("lab"),
-        auth_url: format!("{url}/v3"),
-        login: Login::Password { user: who.clone(), password: Secret::new("pa55word"), project: who },
-        region: None,
-        interface: String::from("public"),
-        ca_file: None,
-        overrides: vec![(String::from("compute"), url)],
-    };
-    let pause = Duration::from_millis(1);
-    Session::new(cloud, Retry { attempts: 4, first: pause, longest: pause }).unwrap()
-}
-
-async fn answer(request: Request<Incoming>, script: Shared) -> Result<Response<Full<Bytes>>, std::io::Error> {
-    let (parts, body) = request.into_parts();
-    let path = parts.uri.path().to_owned();
-    body.collect().await.map_err(std::io::Error::other)?;
-    let mut script = script.lock().unwrap();
-    let response = Response::builder();
-    if path == "/v3/auth/tokens" {
-        script.tokens += 1;
-        let expires = Timestamp::now() + SignedDuration::from_secs(script.good_for);
-        let body = json!({ "token": { "expires_at": expires.to_string(), "project": { "id": "p" } } });
-        let response = response.status(201).header(NEW_TOKEN, format!("t0ken{}", script.tokens));
-        return Ok(response.body(Full::new(body.to_string().into())).unwrap());
-    }
-    let token = parts.headers.get(TOKEN).and_then(|token| token.to_str().ok()).unwrap_or_default();
-    script.seen.push(format!("{} {path} {token}", parts.method));
-    match script.then.pop_front().unwrap_or(Then::Answer(200, json!({ "done": true }))) {
-        Then::Answer(status, body) => Ok(response.status(status).body(Full::new(body.to_string().into())).unwrap()),
-        Then::Redirect(to) => Ok(response.status(302).header("location", to).body(Full::default()).unwrap()),
-        Then::Cut => Err(std::io::Error::other("cut")),
-    }
-}
-
-fn script(then: impl IntoIterator<Item = Then>) -> Shared {
-    let then = then.into_iter().collect();
-    Arc::new(Mutex::new(Script { then, good_for: 3600, ..Script::default() }))
-}
-
-fn status(status: u16) -> Then {
-    Then::Answer(status, json!({ "badRequest": { "message": "told to" } }))
-}
 
 fn post() -> Call {
     Call::new("create a thing", Service::Compute, Method::POST, "/things").json(json!({}))
@@ -156,7 +72,7 @@ async fn many_calls_share_a_token_until_it_expires_or_is_refused() {
     let said = get(&session).await.unwrap_err().to_string();
     assert!(said.contains("401") && !said.contains("t0ken"), "{said}");
 
-    let script = self::script([]);
+    let script = super::super::script::script([]);
     script.lock().unwrap().good_for = 60;
     let session = serve(script.clone()).await;
     get(&session).await.unwrap();
@@ -200,7 +116,7 @@ async fn what_comes_late_is_found_when_the_second_attempt_conflicts() {
     assert_eq!(session.create(post(), find).await.unwrap(), json!({ "found": true }));
     assert_eq!(script.lock().unwrap().seen.len(), 2);
     // Without a lost answer a conflict is a refusal.
-    let script = self::script([status(409)]);
+    let script = super::super::script::script([status(409)]);
     let session = serve(script.clone()).await;
     let refused = session.create(post(), async || panic!("nothing was lost")).await.unwrap_err();
     assert!(refused.is_conflict(), "{refused}");
@@ -220,6 +136,34 @@ async fn pages_are_followed() {
     let all = session.list("list", Service::Compute, "/servers/detail", "servers", None).await.unwrap();
     assert_eq!(all, [json!({ "id": 1 }), json!({ "id": 2 })]);
     assert_eq!(script.lock().unwrap().seen.len(), 2);
+}
+
+/// What is missing from a list may be removed as if it were gone.
+#[tokio::test]
+async fn a_list_that_may_be_cut_short_is_an_error() {
+    let page = |href: Value| {
+        let links = json!([{ "rel": "next", "href": href }]);
+        Then::Answer(200, json!({ "servers": [{ "id": 1 }], "servers_links": links }))
+    };
+    let next = json!("http://elsewhere/v2.1/servers/detail?marker=x");
+    let cases = [
+        vec![status(404)],
+        vec![page(next.clone()), status(404)],
+        vec![page(json!("http://elsewhere/compute?marker=x"))],
+        vec![page(json!(7))],
+        vec![Then::Answer(200, json!({ "versions": [] }))],
+        vec![Then::Answer(200, Value::Null)],
+    ];
+    for answers in cases {
+        let shown = format!("{answers:?}");
+        let session = serve(script(answers)).await;
+        let all = session.list("list", Service::Compute, "/servers/detail", "servers", None).await;
+        assert!(all.is_err(), "{shown}: {all:?}");
+    }
+    // Glance says that there is no next page in more than one way.
+    let last = Then::Answer(200, json!({ "images": [{ "id": 1 }], "next": null }));
+    let session = serve(script([last])).await;
+    assert_eq!(session.list("list", Service::Image, "/images", "images", None).await.unwrap().len(), 1);
 }
 
 #[test]
@@ -293,6 +237,7 @@ async fn clusters_that_are_only_looked_at_share_a_list() {
     assert_eq!(script.lock().unwrap().seen.len(), 7);
     // A cluster that acts never takes what was listed for others.
     let acting = Openstack { only_looks: false, ..observed("c9", &session) };
+    script.lock().unwrap().then.push_back(list(Vec::new()));
     acting.machines().await.unwrap();
     assert_eq!(script.lock().unwrap().seen.len(), 8);
 }

@@ -11,12 +11,11 @@ use tokio::time::sleep;
 use super::catalogue::Service::Volume as Storage;
 use super::error::OpenstackError;
 use super::session::Call;
-use super::{Openstack, text};
+use super::sweep::stuck_by;
+use super::{LINGERING, Openstack, text};
 use crate::marks::{State, key, parts_of};
 use crate::web::escaped;
 
-/// How long a volume may take to be detached and deleted.
-const DELETING: Duration = Duration::from_secs(300);
 const GIB: u64 = 1 << 30;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -48,7 +47,7 @@ pub(super) struct Volume {
 }
 
 impl Volume {
-    fn read(value: &Value) -> Option<Self> {
+    pub(super) fn read(value: &Value) -> Option<Self> {
         let metadata = value.get("metadata")?;
         let part = |name: &str| text(metadata, &key(name));
         let role = part("role")?;
@@ -180,38 +179,45 @@ impl Openstack {
     /// Returns when it is gone. One that does not exist is gone.
     pub(super) async fn delete_volume(&self, volume: &Volume) -> Result<(), OpenstackError> {
         let begun = Instant::now();
-        let mut asked = false;
+        let (mut asked, mut within) = (false, self.deleting.min(LINGERING));
         loop {
             let Some(status) = self.status(&volume.id).await? else { return Ok(()) };
             if !asked && (status == "available" || status.starts_with("error")) {
+                within = self.deleting;
                 let doing = format!("delete the volume {}", volume.name);
-                self.session()?.delete(&doing, Storage, &format!("/volumes/{}", volume.id)).await?;
+                let deleted = self.session()?.delete(&doing, Storage, &format!("/volumes/{}", volume.id)).await;
+                // If an answer was lost, the repeated request is refused while the first one is carried out.
+                let now = if deleted.is_err() { self.status(&volume.id).await? } else { None };
+                if now.as_deref().is_some_and(|now| now != "deleting") {
+                    deleted?;
+                }
                 asked = true;
             } else if status == "error_deleting" {
                 let (name, id) = (volume.name.clone(), volume.id.clone());
                 return Err(OpenstackError::VolumeBroken { name, id, status });
             }
-            if begun.elapsed() > DELETING {
-                let (what, seconds) = (format!("the volume {}", volume.name), DELETING.as_secs());
+            if begun.elapsed() > within {
+                let (what, seconds) = (format!("the volume {}", volume.name), within.as_secs());
                 return Err(OpenstackError::TooSlow { what, state: status, seconds });
             }
             sleep(self.polling).await;
         }
     }
 
-    /// Deletes volumes that are going, and drafts that are `doomed`, unless a server has them.
+    /// Deletes volumes that are going, and drafts that are `doomed`, unless a server has them. Returns why some are still there.
     pub(super) async fn sweep_volumes(
         &self,
         used: &[String],
         doomed: impl Fn(&Volume) -> bool,
-    ) -> Result<(), OpenstackError> {
+    ) -> Result<Vec<String>, OpenstackError> {
+        let mut stuck = Vec::new();
         for volume in self.volumes().await?.iter().filter(|volume| !used.contains(&volume.id)) {
             let is_left = !volume.is_attached && doomed(volume);
             if volume.state == State::Going || volume.state == State::Draft && is_left {
-                self.delete_volume(volume).await?;
+                stuck.extend(stuck_by(self.delete_volume(volume).await)?);
             }
         }
-        Ok(())
+        Ok(stuck)
     }
 
     /// Data volumes of a member that no server uses, the newest last.

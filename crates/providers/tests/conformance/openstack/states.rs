@@ -29,7 +29,15 @@ pub fn trials() -> Vec<Trial> {
         runtime().block_on(resized());
         Ok(())
     });
-    vec![set_aside, broken, resized]
+    let locked = Trial::test("openstack::a_locked_server_is_reported_with_its_remedy", || {
+        runtime().block_on(locked());
+        Ok(())
+    });
+    let hidden = Trial::test("openstack::a_server_that_lists_do_not_show_keeps_its_port", || {
+        runtime().block_on(hidden());
+        Ok(())
+    });
+    vec![set_aside, broken, resized, locked, hidden]
 }
 
 struct Stage {
@@ -82,6 +90,12 @@ impl Stage {
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
         panic!("it is {}, and not {status}", self.status().await);
+    }
+
+    /// Ports of the server.
+    async fn ports(&self) -> Vec<String> {
+        let ports = self.api.items("network", &format!("/ports?device_id={}", self.server), "ports").await;
+        ports.iter().map(|port| port["id"].as_str().expect("an id").to_owned()).collect()
     }
 
     async fn seen(&self) -> MachineSeen {
@@ -181,5 +195,57 @@ async fn resized() {
     assert_eq!(stage.status().await, "ACTIVE", "it was confirmed");
     let difference = stage.seen().await.build.expect("a build").difference(&wanted).expect("another flavor");
     assert!(difference.contains(LARGER), "{difference}");
+    stage.end().await;
+}
+
+async fn locked() {
+    let stage = Stage::new().await;
+    stage.action(&stage.api, json!({ "lock": null })).await;
+    let (stopped, destroyed) =
+        (stage.provider.stop(&stage.machine).await, stage.provider.destroy(&stage.machine, Data::Goes).await);
+    for said in [stopped, destroyed].map(|refused| refused.expect_err("it is locked").to_string()) {
+        assert!(said.contains(&format!("openstack server unlock {}", stage.server)), "{said}");
+    }
+    assert_eq!(stage.seen().await.power, PowerState::On);
+    stage.action(&stage.api, json!({ "unlock": null })).await;
+    stage.end().await;
+}
+
+/// A running server that is missing from lists still has its port, and is a machine again when it can be seen.
+async fn hidden() {
+    // The compute service is away, and something in front of it answers.
+    let away = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let judge = away.clone();
+    let proxy = Proxy::new(move |_, path| {
+        let is_away = judge.load(std::sync::atomic::Ordering::SeqCst);
+        (is_away && path.starts_with("/compute/")).then_some(Fault::Status(404))
+    });
+    let stage = Stage::with(proxy).await;
+    let ports = stage.ports().await;
+    assert_eq!(ports.len(), 2, "{ports:?}");
+    away.store(true, std::sync::atomic::Ordering::SeqCst);
+    stage.provider.admit(2).await.expect_err("nobody knows which servers there are");
+    stage.provider.dismiss(2).await.expect_err("still nobody knows");
+    away.store(false, std::sync::atomic::Ordering::SeqCst);
+    assert_eq!(stage.ports().await, ports);
+
+    let path = format!("/servers/{}", stage.server);
+    stage.api.call(Method::DELETE, "compute", &format!("{path}/tags"), None).await;
+    assert!(stage.provider.machines().await.expect("a look").found.is_empty(), "nobody sees it");
+    stage.provider.admit(3).await.expect("admitted");
+    assert_eq!(stage.ports().await, ports);
+    assert_eq!(stage.seen().await.power, PowerState::On, "it has its tag again");
+
+    let metadata = stage.api.get("compute", &format!("{path}/metadata")).await;
+    let put = async |metadata: Value| {
+        stage.api.call(Method::PUT, "compute", &format!("{path}/metadata"), Some(metadata)).await
+    };
+    put(json!({ "metadata": {} })).await;
+    let said = stage.provider.admit(4).await.expect_err("it is nobody's").to_string();
+    assert!(said.contains(&stage.server) && said.contains("metadata"), "{said}");
+    assert_eq!(stage.ports().await, ports);
+    put(metadata).await;
+    stage.provider.admit(5).await.expect("admitted");
+    assert_eq!(stage.ports().await, ports);
     stage.end().await;
 }
