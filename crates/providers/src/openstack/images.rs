@@ -15,7 +15,7 @@ use ring::digest::{self, Algorithm};
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
-use super::catalogue::Service::{Compute, Image};
+use super::catalogue::Service::{Compute, Image, Volume};
 use super::error::OpenstackError;
 use super::session::{Call, Session};
 use super::{compute, text};
@@ -89,7 +89,7 @@ async fn upload_to(
 ) -> Result<Uploaded, ProviderError> {
     let read = std::fs::read(image.file);
     let content = read.map_err(|source| ProviderError::Io { what: "read", path: image.file.into(), source })?;
-    let glance = Glance { session, image, content: content.into(), pause };
+    let glance = Glance { session, image, content: content.into(), pause, patience: PATIENCE };
     let disk = glance.disk_bytes()?;
     let (found, was_there) = glance.put(disk).await?;
     let pruned = glance.prune(keep).await?;
@@ -101,6 +101,7 @@ struct Glance<'a> {
     image: &'a Upload<'a>,
     content: Bytes,
     pause: Duration,
+    patience: Duration,
 }
 
 /// An image that quorate uploaded.
@@ -148,7 +149,7 @@ impl Glance<'_> {
 
     /// Returns the image, and whether it was there.
     async fn put(&self, disk: u64) -> Result<(Known, bool), OpenstackError> {
-        let begun = Instant::now();
+        let mut begun = Instant::now();
         let (mut sent, mut records) = (0, 0);
         loop {
             let ours = self.ours().await?;
@@ -177,7 +178,12 @@ impl Glance<'_> {
                     self.send(record).await?;
                 }
                 // Somebody sends it, or its own sender was cut off and Glance has not seen that yet.
-                Some(other) if other.status == "saving" && begun.elapsed() < PATIENCE => sleep(self.pause).await,
+                Some(other) if other.status == "saving" && begun.elapsed() < self.patience => sleep(self.pause).await,
+                // Whoever sent it is gone, or Glance has lost it: it would stay like this.
+                Some(lost) if lost.status == "saving" && sent < ATTEMPTS => {
+                    self.delete(lost).await?;
+                    begun = Instant::now();
+                }
                 Some(other) if matches!(other.status.as_str(), "killed" | "deleted" | "pending_delete") => {
                     self.delete(other).await?;
                     sleep(self.pause).await;
@@ -264,9 +270,13 @@ impl Glance<'_> {
         let ours = self.ours().await?;
         let servers = self.session.list("list servers", Compute, "/servers/detail", "servers", Some(compute::VERSION));
         let servers = servers.await?;
-        let used: BTreeSet<&str> = servers.iter().filter_map(|server| server.pointer("/image/id")?.as_str()).collect();
+        let volumes = match self.session.list("list volumes", Volume, "/volumes/detail", "volumes", None).await {
+            // Not every cloud has volumes.
+            Err(OpenstackError::NoService { .. }) => Vec::new(),
+            volumes => volumes?,
+        };
         let mut pruned = Vec::new();
-        for image in doomed(&ours, self.image.sha256, &used, keep) {
+        for image in doomed(&ours, self.image.sha256, &used(&servers, &volumes), keep) {
             match self.delete(image).await {
                 // Protected, or in use by a volume.
                 Err(error) if error.is_conflict() || error.is_forbidden() => {}
@@ -280,6 +290,13 @@ impl Glance<'_> {
     }
 }
 
+/// Images that servers or their boot volumes were created from, by id. A server that boots from a volume names no image itself.
+fn used<'a>(servers: &'a [Value], volumes: &'a [Value]) -> BTreeSet<&'a str> {
+    let servers = servers.iter().filter_map(|server| server.pointer("/image/id"));
+    let volumes = volumes.iter().filter_map(|volume| volume.pointer("/volume_image_metadata/image_id"));
+    servers.chain(volumes).filter_map(Value::as_str).collect()
+}
+
 /// `ours`: the oldest first. The one that was just named stays.
 fn doomed<'a>(ours: &'a [Known], digest: &str, used: &BTreeSet<&str>, keep: usize) -> Vec<&'a Known> {
     let usable = ours.iter().rev().filter(|image| image.status == "active" && image.digest != digest);
@@ -288,6 +305,7 @@ fn doomed<'a>(ours: &'a [Known], digest: &str, used: &BTreeSet<&str>, keep: usiz
 
 #[cfg(test)]
 mod tests {
+    use super::super::script::{Then, script, serve, status};
     use super::*;
 
     #[test]
@@ -308,5 +326,33 @@ mod tests {
         assert_eq!(gone("d", &[], 2), ["a"]);
         assert_eq!(gone("d", &["a"], 1), ["b"]);
         assert_eq!(gone("a", &[], 0), ["d", "b"], "an old one that is imported again is the one that is wanted");
+    }
+
+    #[test]
+    fn an_image_that_a_boot_volume_was_made_from_is_in_use() {
+        let servers = [json!({ "image": { "id": "a" } }), json!({ "image": "" })];
+        let volumes = [json!({ "volume_image_metadata": { "image_id": "b" } }), json!({ "id": "data" })];
+        assert_eq!(used(&servers, &volumes), BTreeSet::from(["a", "b"]));
+    }
+
+    #[tokio::test]
+    async fn an_upload_that_never_ends_is_replaced() {
+        let image = json!({ "id": "i1", "owner": "p", "status": "saving", DIGEST: "abc" });
+        let list = |images: Value| Then::Answer(200, json!({ "images": images }));
+        let script = script([list(json!([image])), status(200), list(json!([])), status(403)]);
+        let session = serve(script.clone()).await;
+        let upload = Upload {
+            cloud: None,
+            region: None,
+            file: Path::new("machine.qcow2"),
+            sha256: "abc",
+            version: "1",
+            suite: "bookworm",
+        };
+        let (pause, patience) = (Duration::ZERO, Duration::ZERO);
+        let glance = Glance { session: &session, image: &upload, content: Bytes::new(), pause, patience };
+        let said = glance.put(1).await.unwrap_err().to_string();
+        assert!(said.contains("create the image"), "the script ends there: {said}");
+        assert_eq!(script.lock().unwrap().seen[1], "DELETE /v2/images/i1 t0ken1");
     }
 }

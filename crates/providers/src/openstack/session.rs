@@ -420,7 +420,7 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
 
 /// The path of the next page of a list: everything after the endpoint. Services link to it in different ways. An error is a link that is not
 /// understood.
-fn next_page(page: &Value, field: &str, service: Service) -> Result<Option<String>, &Value> {
+fn next_page<'a>(page: &'a Value, field: &str, service: Service) -> Result<Option<String>, &'a Value> {
     let links = page.get(format!("{field}_links")).and_then(Value::as_array).into_iter().flatten();
     let mut next = links.filter(|link| link.get("rel").and_then(Value::as_str) == Some("next"));
     let link = next.next().map(|link| link.get("href").unwrap_or(link)).or_else(|| page.get("next"));
