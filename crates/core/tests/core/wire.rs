@@ -15,7 +15,7 @@ use sha2::{Digest, Sha256};
 use crate::rooms::sources;
 
 /// The protocol, and the digest of its messages.
-const MESSAGES: (u32, &str) = (4, "19fae281dcf1d981");
+const MESSAGES: (u32, &str) = (4, "561c3edffa3004d3");
 
 /// The requests and answers of an agent's port: `agent/src/api.rs` has their paths. What stands in a seed, too.
 const ROOTS: [&str; 14] = [
