@@ -284,7 +284,7 @@ mod tests {
         let (_directory, reviewed) = reviewed(cluster(Some("a"), &[]));
         let mut now = cluster(Some("a"), &[]);
         now.spec.members.pop();
-        assert!(reviewed.differences(&now).unwrap().contains("its spec is not the one"));
+        assert!(reviewed.differences(&now).unwrap().contains("its spec has changed since the plan was made"));
         let refusal = reviewed.differences(&cluster(Some("b"), &[])).unwrap_err().to_string();
         assert!(refusal.contains("another cluster demo: its id is a, and that of the one here is b"), "{refusal}");
         assert!(reviewed.differences(&cluster(None, &[])).unwrap_err().to_string().contains("none is known here"));
