@@ -352,13 +352,14 @@ fn parse(path: &Path, bytes: &[u8]) -> Result<Ledger, LedgerError> {
     if format > LEDGER_FORMAT {
         return Err(LedgerError::NewerFormat { path: path.to_owned(), found: format });
     }
-    let ledger = if format == LEDGER_FORMAT {
+    let mut ledger: Ledger = if format == LEDGER_FORMAT {
         serde_json::from_slice(bytes).map_err(unreadable)?
     } else {
         let mut content = serde_json::from_slice(bytes).map_err(unreadable)?;
         migrate_ledger(&mut content, format);
         serde_json::from_value(content).map_err(unreadable)?
     };
+    ledger.rename_fixtures();
     check_numbers(path, &ledger)?;
     Ok(ledger)
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use quorate_control::Home;
 use quorate_control::ledger::Store;
-use quorate_core::model::{LEDGER_FORMAT, Ledger};
+use quorate_core::model::{FixtureId, FixtureKind, FixtureRecord, LEDGER_FORMAT, Ledger};
 use quorate_core::planner::safety::fixed_at_formation;
 use quorate_core::providers::local::{LocalSettings, Network};
 use quorate_core::spec::Provider;
@@ -54,6 +54,23 @@ fn a_ledger_of_format_2_is_migrated_and_its_old_file_is_kept() {
     // Written once more, there is nothing older to be kept.
     store.write(&mut ledger).expect("it is written");
     assert_eq!(names(&store).iter().filter(|name| name.contains("format-")).count(), 1);
+}
+
+/// Records of Route53 were called by the id of their zone where the spec had it. To call them by both would delete them.
+#[test]
+fn fixtures_have_the_ids_of_now_when_a_ledger_is_read() {
+    let (_directory, store) = home_of_format_2("old", "local.json", 11);
+    let mut ledger = store.read().expect("it is read").expect("it exists");
+    let settings = serde_json::json!({
+        "instance_types": ["m7i.large"], "image": { "id": "ami-1" },
+        "dns": { "zone": "example.com", "zone_id": "Z0A1", "name": "orders" },
+    });
+    ledger.spec.provider = Provider::Aws(serde_json::from_value(settings).expect("settings"));
+    let records = |place: &str| FixtureId { kind: FixtureKind::Records, place: place.to_owned() };
+    ledger.fixtures.0.insert(records("Z0A1/orders.example.com"), FixtureRecord::default());
+    store.write(&mut ledger).expect("it is written");
+    let again = store.read().expect("it is read").expect("it exists");
+    assert_eq!(again.fixtures.0.keys().collect::<Vec<_>>(), [&records("example.com/orders.example.com")]);
 }
 
 #[test]

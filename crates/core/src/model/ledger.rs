@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::{Authorities, AuthorityRecord, CLIENT_PORT, FixtureKind, Fixtures, Issued, MemberName, Plane};
+use super::{Authorities, AuthorityRecord, CLIENT_PORT, FixtureId, FixtureKind, Fixtures, Issued, MemberName, Plane};
 use crate::Secret;
 use crate::kinds::{etcd, postgres};
 use crate::providers;
@@ -342,6 +342,20 @@ impl Ledger {
     pub fn known_address(&self, name: &MemberName) -> Option<IpAddr> {
         let proxy = || self.members.get(name)?.proxy.as_ref()?.addresses.first().copied();
         self.addresses().get(name).copied().or_else(proxy)
+    }
+
+    /// Gives fixtures that an older version recorded the ids that they have now. What was made of them is the same.
+    pub fn rename_fixtures(&mut self) {
+        let specs: Vec<&ClusterSpec> = [Some(&self.spec), self.spec_before.as_deref()].into_iter().flatten().collect();
+        let present = |id: &FixtureId| {
+            let found = specs.iter().find_map(|spec| spec.provider.settings().present_fixture(spec, id));
+            found.unwrap_or_else(|| id.clone())
+        };
+        let mut renamed = Fixtures::default();
+        for (id, record) in &self.fixtures.0 {
+            renamed.0.entry(present(id)).or_default().names.extend(record.names.iter().cloned());
+        }
+        self.fixtures = renamed;
     }
 
     /// Takes up a spec, and keeps the one before until all that differs is carried out.

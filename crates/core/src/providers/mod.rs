@@ -18,7 +18,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Value, json};
 
 use crate::kinds::postgres::spec::Tags;
-use crate::model::{Build, FixtureWish};
+use crate::model::{Build, FixtureId, FixtureWish};
 use crate::spec::check::{Cluster, Findings};
 use crate::spec::{ClusterSpec, Name, Size, Spec};
 
@@ -201,6 +201,11 @@ pub trait Settings {
     /// What the cluster has besides machines, what others rest on first.
     fn fixtures(&self, _: &ClusterSpec) -> Vec<FixtureWish> {
         Vec::new()
+    }
+
+    /// What a fixture of this cluster is called now, if an older version recorded it under another id.
+    fn present_fixture(&self, _: &ClusterSpec, _recorded: &FixtureId) -> Option<FixtureId> {
+        None
     }
 
     /// Names under which clients come to a member by these.

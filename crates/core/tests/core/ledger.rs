@@ -3,9 +3,10 @@
 use jiff::{SignedDuration, Timestamp};
 use quorate_core::kinds::etcd::spec::ClientAuth;
 use quorate_core::kinds::etcd::versions;
-use quorate_core::model::{Issued, IssuedCertificate, MemberName};
+use quorate_core::model::{FixtureId, FixtureKind, FixtureRecord, Issued, IssuedCertificate, Ledger, MemberName};
 use quorate_core::planner::remember;
-use quorate_core::spec::{Size, generated};
+use quorate_core::spec::{Provider, Size, generated};
+use serde_json::json;
 
 use crate::scene::Scene;
 
@@ -69,4 +70,29 @@ fn certificates_that_have_ended_are_forgotten_unless_one_clock_alone_says_so_or_
     assert_eq!(record("04", 2, false), "01 02 03 04");
     // Time has really passed.
     assert_eq!(record("05", 20, false), "02 03 05");
+}
+
+#[test]
+fn records_that_were_named_by_the_id_of_their_zone_are_the_same_ones() {
+    let records = |place: &str| FixtureId { kind: FixtureKind::Records, place: place.to_owned() };
+    let (old, now) = (records("Z0A1/orders.example.com"), records("example.com/orders.example.com"));
+    let other = records("Z0A2/sales.example.com");
+    let dns = |zone_id: Option<&str>| {
+        let dns = json!({ "zone": "Example.com.", "zone_id": zone_id, "name": "orders" });
+        let settings = json!({
+            "subnets": ["subnet-0a1b2c3d"], "instance_types": ["m7i.large"], "image": { "id": "ami-1" }, "dns": dns,
+        });
+        Provider::Aws(Box::new(serde_json::from_value(settings).expect("settings")))
+    };
+    let mut spec = generated("demo", 3, versions::DEFAULT, ClientAuth::Certificate).expect("a fine name").clusters;
+    let mut ledger = Ledger::new(String::from("c1"), spec.remove(0));
+    ledger.spec.provider = dns(Some("Z0A1"));
+    ledger.fixtures.0.extend([old.clone(), other.clone()].map(|id| (id, FixtureRecord::default())));
+    // Between two specs, the one before is what made them.
+    let mut next = ledger.spec.clone();
+    next.provider = dns(None);
+    ledger.take_spec(&next);
+    ledger.rename_fixtures();
+    assert_eq!(ledger.fixtures.0.keys().collect::<Vec<_>>(), [&other, &now]);
+    assert_eq!(ledger.url().as_deref(), Some("https://orders.example.com:2379"));
 }

@@ -23,6 +23,7 @@ mod test_server;
 mod volumes;
 mod vpc;
 mod xml;
+mod zones;
 
 use std::cell::{OnceCell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -73,8 +74,10 @@ pub struct Aws {
     fixtures: BTreeSet<FixtureId>,
     /// These as they were last seen.
     seen_fixtures: RefCell<Option<(Instant, Vec<FixtureSeen>)>>,
-    /// Hosted zones, by what the spec calls them.
-    zones: RefCell<BTreeMap<String, String>>,
+    /// The ids of hosted zones, by their name.
+    zones: RefCell<BTreeMap<String, BTreeSet<String>>>,
+    /// Zones in which this cluster has nothing at a name, and where this run makes nothing.
+    empty_zones: RefCell<BTreeSet<(String, String)>>,
 }
 
 impl Aws {
@@ -94,6 +97,7 @@ impl Aws {
             fixtures: wished.chain(ledger.fixtures.0.keys().cloned()).collect(),
             seen_fixtures: RefCell::default(),
             zones: RefCell::default(),
+            empty_zones: RefCell::default(),
         }
     }
 

@@ -14,6 +14,7 @@ use super::Aws;
 use super::error::AwsError;
 use super::session::Rest;
 use super::xml::{REFUSED_CHANGE, Xml};
+use super::zones::Found;
 use crate::marks::key;
 
 /// Where the text is, below the name.
@@ -114,17 +115,17 @@ impl Record {
 }
 
 /// As Route53 compares names.
-fn plain(name: &str) -> String {
+pub(super) fn plain(name: &str) -> String {
     name.trim_end_matches('.').to_lowercase()
 }
 
-/// What is at a name and below it.
+/// What a zone has at a name and below it.
 #[derive(Default)]
-struct Family {
+pub(super) struct Family {
     name: String,
     records: BTreeMap<Key, Record>,
     /// Whose the text says that they are.
-    owner: Option<String>,
+    pub(super) owner: Option<String>,
     owned: BTreeSet<Key>,
 }
 
@@ -216,55 +217,8 @@ fn to_balancer(name: &str, (dns, zone): (String, String)) -> Vec<Record> {
 }
 
 impl Aws {
-    /// The id of a zone. One with several of its name has to be named by its id.
-    async fn zone_id(&self, zone: &str) -> Result<String, AwsError> {
-        if let Some(id) = self.zones.borrow().get(zone) {
-            return Ok(id.clone());
-        }
-        let id = if zone.contains('.') { self.zone_by_name(zone).await? } else { self.zone_by_id(zone).await? };
-        self.zones.borrow_mut().insert(zone.to_owned(), id.clone());
-        Ok(id)
-    }
-
-    async fn zone_by_name(&self, zone: &str) -> Result<String, AwsError> {
-        let request = Rest {
-            doing: format!("find the hosted zone {zone}"),
-            path: String::from("hostedzonesbyname"),
-            query: vec![("dnsname", zone.to_owned()), ("maxitems", String::from("100"))],
-            body: String::new(),
-        };
-        let answer = self.session()?.route53(&request).await?;
-        let named = |one: &&Xml| one.text("Name").is_some_and(|name| plain(&name) == zone);
-        let id = |one: &Xml| Some(one.text("Id")?.trim_start_matches("/hostedzone/").to_owned());
-        let mut ids: Vec<String> = answer.items("HostedZones").filter(named).filter_map(id).collect();
-        match ids.len() {
-            0 => Err(AwsError::Missing { what: "hosted zone", name: zone.to_owned(), names: Vec::new() }),
-            1 => Ok(ids.remove(0)),
-            _ => Err(AwsError::SeveralZones { name: zone.to_owned(), ids }),
-        }
-    }
-
-    async fn zone_by_id(&self, id: &str) -> Result<String, AwsError> {
-        let doing = format!("read the hosted zone {id}");
-        let answer =
-            self.session()?.route53(&Rest { doing, path: format!("hostedzone/{id}"), ..Rest::default() }).await;
-        let found = match answer {
-            Err(error) if error.has_code(&["NoSuchHostedZone"]) => {
-                return Err(AwsError::Missing { what: "hosted zone", name: id.to_owned(), names: Vec::new() });
-            }
-            answer => plain(&answer?.text("HostedZone/Name").unwrap_or_default()),
-        };
-        match &self.settings.dns {
-            Some(dns) if dns.zone_id.as_deref() == Some(id) && dns.zone() != found => {
-                Err(AwsError::OtherZone { id: id.to_owned(), found, wanted: dns.zone() })
-            }
-            _ => Ok(id.to_owned()),
-        }
-    }
-
-    async fn family(&self, fixture: &FixtureId) -> Result<(String, Family), AwsError> {
-        let (zone, name) = fixture.place.split_once('/').unwrap_or((&fixture.place, ""));
-        let zone = self.zone_id(zone).await?;
+    /// What a zone, by id, has at a name and below it.
+    pub(super) async fn family(&self, zone: &str, name: &str) -> Result<Family, AwsError> {
         // Route53 lists names by their labels from the last to the first.
         let backwards = |name: &str| name.split('.').rev().collect::<Vec<_>>().join(".");
         let (first, below) = (backwards(name), format!(".{name}"));
@@ -296,36 +250,35 @@ impl Aws {
                 break;
             }
         }
-        Ok((zone, Family::new(name, records)))
+        Ok(Family::new(name, records))
     }
 
     pub(super) async fn see_records(&self, fixture: &FixtureId) -> Result<Option<FixtureSeen>, AwsError> {
-        let wish = self.settings.records(&self.spec).is_some_and(|id| id == *fixture);
-        let family = match self.family(fixture).await {
-            Ok((_, family)) => family,
-            // Nobody else than the operator can do anything about these.
-            Err(error @ (AwsError::Missing { .. } | AwsError::SeveralZones { .. } | AwsError::OtherZone { .. }))
-                if wish =>
-            {
+        let found = self.find_records(fixture).await?;
+        let obstacle = match (&found.home, found.at_home()) {
+            // Nobody else than the operator can do anything about it.
+            (Some(Err(error)), _) => {
                 let remedy = String::from("correct `dns.zone` or `dns.zone_id`, or create the hosted zone");
-                let obstacle = Some(Obstacle { what: error.to_string(), remedy });
-                return Ok(Some(FixtureSeen { obstacle, ..unseen(fixture) }));
+                Some(Obstacle { what: error.to_string(), remedy })
             }
-            Err(AwsError::Missing { .. }) => return Ok(None),
-            Err(error) => return Err(error),
+            (_, family) => family.and_then(|family| self.obstacle(family)),
         };
-        let is_ours = family.owner.as_ref() == Some(&self.cluster_id);
-        let obstacle = if wish { self.obstacle(&family) } else { None };
-        if !is_ours && obstacle.is_none() {
-            return Ok(None);
-        }
-        let mut seen = FixtureSeen { is_ours, obstacle, ..unseen(fixture) };
-        if is_ours {
-            seen.leads_to = family.members();
-            seen.to_balancer = family.own().any(|record| matches!(record.leads, Leads::Alias { .. }));
-            seen.fault = if wish { self.fault(&family, seen.to_balancer).await? } else { None };
-        }
-        Ok(Some(seen))
+        let ours: Vec<&Family> = found.ours(&self.cluster_id).map(|(_, family)| family).collect();
+        let is_home = |family: &&Family| family.owner.as_ref() == Some(&self.cluster_id);
+        let at_home = found.at_home().filter(is_home);
+        let Some(leading) = at_home.or(ours.first().copied()) else {
+            return Ok(obstacle.is_some().then(|| FixtureSeen { obstacle, ..unseen(fixture) }));
+        };
+        let to_balancer = leading.own().any(|record| matches!(record.leads, Leads::Alias { .. }));
+        let fault = match (&found.home, found.astray(&self.cluster_id).next(), at_home) {
+            (Some(Ok(home)), Some((zone, _)), _) => {
+                Some(format!("its records are in the hosted zone {zone}, and belong in {home}"))
+            }
+            (Some(Ok(_)), None, Some(family)) => self.fault(family, to_balancer).await?,
+            _ => None,
+        };
+        let leads_to = leading.members();
+        Ok(Some(FixtureSeen { is_ours: true, obstacle, leads_to, to_balancer, fault, ..unseen(fixture) }))
     }
 
     /// What somebody else has where the spec wants something.
@@ -381,12 +334,19 @@ impl Aws {
         self.settings.dns.as_ref().map_or(MARK_TTL, |dns| dns.ttl)
     }
 
+    /// Where they were in another zone of the name, they go from there once they are where they belong.
     pub(super) async fn put_records(
         &self,
         fixture: &FixtureId,
         members: &BTreeMap<MemberName, IpAddr>,
     ) -> Result<(), AwsError> {
-        let (zone, family) = self.family(fixture).await?;
+        let found = self.find_records(fixture).await?;
+        let astray: Vec<String> = found.astray(&self.cluster_id).map(|(zone, _)| zone.clone()).collect();
+        let Found { home, mut families } = found;
+        // The spec has none there.
+        let Some(zone) = home else { return Ok(()) };
+        let zone = zone?;
+        let family = families.remove(&zone).unwrap_or_else(|| Family::new(fixture.name(), Vec::new()));
         self.refuse_others(&family)?;
         let wanted = if self.settings.load_balancer.is_some() {
             let missing =
@@ -396,18 +356,24 @@ impl Aws {
             to_members(&family.name, self.ttl(), members)
         };
         let mark = family.mark(&self.cluster_id, &wanted);
-        self.change(fixture, &zone, family, Some(mark), wanted).await
+        self.change(&zone, family, Some(mark), wanted).await?;
+        self.remove(families, &astray).await
     }
 
+    /// From all zones.
     pub(super) async fn drop_records(&self, fixture: &FixtureId) -> Result<(), AwsError> {
-        let (zone, family) = match self.family(fixture).await {
-            Err(AwsError::Missing { .. }) => return Ok(()),
-            found => found?,
-        };
-        if family.owner.as_ref() != Some(&self.cluster_id) {
-            return Ok(());
+        let found = self.find_records(fixture).await?;
+        let ours: Vec<String> = found.ours(&self.cluster_id).map(|(zone, _)| zone.clone()).collect();
+        self.remove(found.families, &ours).await
+    }
+
+    async fn remove(&self, mut families: BTreeMap<String, Family>, zones: &[String]) -> Result<(), AwsError> {
+        for zone in zones {
+            if let Some(family) = families.remove(zone) {
+                self.change(zone, family, None, Vec::new()).await?;
+            }
         }
-        self.change(fixture, &zone, family, None, Vec::new()).await
+        Ok(())
     }
 
     fn refuse_others(&self, family: &Family) -> Result<(), AwsError> {
@@ -419,7 +385,6 @@ impl Aws {
 
     async fn change(
         &self,
-        fixture: &FixtureId,
         zone: &str,
         family: Family,
         mark: Option<Record>,
@@ -441,7 +406,7 @@ impl Aws {
         match self.session()?.route53(&request).await {
             // An earlier attempt may have been carried out: then nothing is left to do.
             Err(AwsError::Refused { code, said, .. }) if code == REFUSED_CHANGE => {
-                let (_, now) = self.family(fixture).await?;
+                let now = self.family(zone, &name).await?;
                 let is_done = now.changes(mark, wanted).is_empty();
                 if is_done { Ok(()) } else { Err(AwsError::RecordsTaken { name, said }) }
             }

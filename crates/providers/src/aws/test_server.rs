@@ -1,13 +1,40 @@
-//! A server that answers as it is told, for tests of calls.
+//! A server that answers as it is told, for tests of calls, and a provider that asks it.
 
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper::service::service_fn;
 use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
+use quorate_core::kinds::etcd::spec::ClientAuth;
+use quorate_core::kinds::etcd::versions;
+use quorate_core::model::Ledger;
+use quorate_core::providers::aws::AwsSettings;
+use quorate_core::spec::{self, Provider};
+use serde_json::{Value, json};
 use tokio::net::TcpListener;
+
+use super::Aws;
+
+/// The provider of the cluster `demo`, with these settings added to the least that a spec has.
+pub(super) fn aws(more: Value) -> Aws {
+    let mut settings = json!({ "region": "eu-west-2", "instance_types": ["m7i.large"], "image": { "id": "ami-1" } });
+    settings.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    aws_of(&serde_json::from_value(settings).unwrap(), |_| {})
+}
+
+/// The same with a ledger that was changed before.
+pub(super) fn aws_of(settings: &AwsSettings, change: impl FnOnce(&mut Ledger)) -> Aws {
+    let spec = spec::generated("demo", 3, versions::DEFAULT, ClientAuth::Certificate).unwrap();
+    let mut spec = spec.clusters.into_iter().next().unwrap();
+    spec.provider = Provider::Aws(Box::new(settings.clone()));
+    let mut ledger = Ledger::new(String::from("c1"), spec);
+    change(&mut ledger);
+    let variables = [("AWS_ACCESS_KEY_ID", "AK"), ("AWS_SECRET_ACCESS_KEY", "s3cret")];
+    Aws::new(&ledger, settings).impatient(&variables, 2, Duration::from_millis(1)).unwrap()
+}
 
 /// A request: method and path, headers, and body.
 pub(super) struct Asked {

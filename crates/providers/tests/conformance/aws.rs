@@ -21,7 +21,7 @@ use async_trait::async_trait;
 use libtest_mimic::Trial;
 use quorate_core::kinds::etcd::spec::ClientAuth;
 use quorate_core::kinds::etcd::versions;
-use quorate_core::model::{Ledger, MachineId, MemberName};
+use quorate_core::model::{FixtureId, FixtureRecord, Ledger, MachineId, MemberName};
 use quorate_core::providers::aws::AwsSettings;
 use quorate_core::spec::{self, ClusterSpec, Provider as Kind};
 use quorate_providers::{Aws, Data, NewMachine, Provider};
@@ -93,7 +93,17 @@ impl Place {
     }
 
     fn aws_of(&self, cluster_id: &str, settings: &AwsSettings, spec: ClusterSpec) -> Aws {
-        let ledger = Ledger::new(cluster_id.to_owned(), spec);
+        Self::aws_with(Ledger::new(cluster_id.to_owned(), spec), settings)
+    }
+
+    /// One whose ledger has these fixtures.
+    fn aws_knowing(&self, settings: &AwsSettings, fixtures: impl IntoIterator<Item = FixtureId>) -> Aws {
+        let mut ledger = Ledger::new(self.cluster_id.clone(), self.spec(settings));
+        ledger.fixtures.0.extend(fixtures.into_iter().map(|fixture| (fixture, FixtureRecord::default())));
+        Self::aws_with(ledger, settings)
+    }
+
+    fn aws_with(ledger: Ledger, settings: &AwsSettings) -> Aws {
         let variables = [("AWS_ACCESS_KEY_ID", "AKLAB"), ("AWS_SECRET_ACCESS_KEY", "secret of the lab")];
         Aws::new(&ledger, settings).impatient(&variables, ATTEMPTS, PAUSE).expect("a session")
     }

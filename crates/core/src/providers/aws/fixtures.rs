@@ -85,11 +85,22 @@ impl Dns {
 }
 
 impl AwsSettings {
-    /// Where the records of the spec are.
+    /// Where the records of the spec are. Zones of one name are one place: to name the zone by its id as well, or by
+    /// another id, makes no other records of them.
     pub fn records(&self, cluster: &ClusterSpec) -> Option<FixtureId> {
         let dns = self.dns.as_ref()?;
-        let zone = dns.zone_id.clone().unwrap_or_else(|| dns.zone());
-        Some(FixtureId { kind: FixtureKind::Records, place: format!("{zone}/{}", dns.full_name(cluster)) })
+        Some(Self::records_in(&dns.zone(), &dns.full_name(cluster)))
+    }
+
+    fn records_in(zone: &str, name: &str) -> FixtureId {
+        FixtureId { kind: FixtureKind::Records, place: format!("{zone}/{name}") }
+    }
+
+    /// Older versions recorded records under the id of their zone where the spec has one.
+    pub(super) fn present_records(&self, cluster: &ClusterSpec, recorded: &FixtureId) -> Option<FixtureId> {
+        let dns = self.dns.as_ref()?;
+        let was = Self::records_in(dns.zone_id.as_deref()?, &dns.full_name(cluster));
+        self.records(cluster).filter(|_| was == *recorded)
     }
 
     /// There is one at most, found by the cluster's id.

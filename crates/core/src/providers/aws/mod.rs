@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::access::Access;
 use super::admin::AdminSettings;
 use super::{MachineKind, MemberSpec, Settings};
-use crate::model::{Build, DATA_VOLUME, FixtureWish, ZONE};
+use crate::model::{Build, DATA_VOLUME, FixtureId, FixtureWish, ZONE};
 use crate::spec::check::{Cluster, Findings};
 use crate::spec::{AddressRange, ClusterSpec, Millis, Sha256, Size};
 pub use fixtures::{Dns, LoadBalancer, SCHEME, Scheme};
@@ -330,6 +330,10 @@ impl Settings for AwsSettings {
 
     fn fixtures(&self, cluster: &ClusterSpec) -> Vec<FixtureWish> {
         self.wished_fixtures(cluster)
+    }
+
+    fn present_fixture(&self, cluster: &ClusterSpec, recorded: &FixtureId) -> Option<FixtureId> {
+        self.present_records(cluster, recorded)
     }
 
     fn names(&self, cluster: &ClusterSpec, member: &MemberSpec) -> Vec<String> {

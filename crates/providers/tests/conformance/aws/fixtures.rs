@@ -39,6 +39,9 @@ pub fn trials() -> Vec<Trial> {
         trial("a_record_that_comes_between_a_look_and_a_change_stays", || runtime().block_on(in_between())),
         trial("what_somebody_changed_about_a_fixture_is_put_right", || runtime().block_on(put_right())),
         trial("a_zone_that_is_not_there_or_not_the_only_one_is_an_obstacle", || runtime().block_on(zones())),
+        trial("records_stay_when_their_zone_gets_an_id_and_move_when_it_gets_another", || {
+            runtime().block_on(zone_ids())
+        }),
     ];
     passing.into_iter().chain(others).collect()
 }
@@ -417,4 +420,34 @@ async fn zones() {
     let said = obstacle(&with("other.example.org", Some(&second))).await;
     assert!(said.contains(&format!("is that of {}", stage.zone)), "{said}");
     assert_eq!(obstacle(&with(&stage.zone, Some(&second))).await, "");
+}
+
+async fn zone_ids() {
+    let stage = Stage::new().await;
+    let with = |id: &str| {
+        let dns = stage.settings.dns.clone().map(|dns| Dns { zone_id: Some(id.to_owned()), ..dns });
+        AwsSettings { dns, ..stage.without_balancer() }
+    };
+    stage.provider(&stage.without_balancer()).put_fixture(&stage.records(), &three()).await.expect("put");
+    let before = stage.api.records(&stage.id).await;
+    // As an older version recorded them.
+    let old = |id: &str| FixtureId { kind: FixtureKind::Records, place: format!("{id}/orders.{}", stage.zone) };
+    let second = stage.api.zone(&stage.zone).await;
+    for known in [vec![], vec![stage.records()], vec![old(&stage.id)], vec![stage.records(), old(&stage.id)]] {
+        for settings in [with(&stage.id), stage.without_balancer()] {
+            let found = stage.place.aws_knowing(&settings, known.clone()).fixtures().await.expect("a look");
+            assert_eq!(found.len(), 1, "{known:?}: {found:?}");
+            let found = &found[0];
+            assert_eq!((&found.id, found.is_ours, &found.obstacle), (&stage.records(), true, &None), "{known:?}");
+            assert_eq!((&found.fault, found.leads_to.len()), (&None, 3), "{known:?}");
+        }
+    }
+    let provider = stage.place.aws_knowing(&with(&second), [stage.records()]);
+    let found = seen(&provider, FixtureKind::Records).await.expect("they are there");
+    assert_eq!(found.fault, Some(format!("its records are in the hosted zone {}, and belong in {second}", stage.id)));
+    provider.put_fixture(&stage.records(), &three()).await.expect("moved");
+    assert_eq!((stage.api.records(&stage.id).await, stage.api.records(&second).await), (BTreeSet::new(), before));
+    assert_eq!(seen(&provider, FixtureKind::Records).await.expect("they are there").fault, None);
+    stage.end().await;
+    assert_eq!(stage.api.records(&second).await, BTreeSet::new());
 }
