@@ -42,6 +42,40 @@ struct Parts {
     data: Option<(String, bool)>,
 }
 
+/// What AWS lacked where it was tried.
+#[derive(Default)]
+struct Lacks {
+    /// Without capacity for an instance or its volume.
+    zones: Vec<String>,
+    /// Without a free address.
+    subnets: Vec<String>,
+    said: String,
+}
+
+impl Lacks {
+    /// Whether it is a lack, which is noted: something else may be tried.
+    fn note(&mut self, error: &AwsError, subnet: &Subnet) -> bool {
+        if error.is_capacity() {
+            self.zones.push(subnet.zone.clone());
+        } else if error.is_full_subnet() {
+            self.subnets.push(subnet.id.clone());
+        } else {
+            return false;
+        }
+        self.said = error.said();
+        true
+    }
+
+    fn error(self, member: &MemberSpec, types: &[String]) -> AwsError {
+        let Lacks { zones, subnets, said } = self;
+        if zones.is_empty() {
+            AwsError::NoAddresses { member: member.name.to_string(), subnets, said }
+        } else {
+            AwsError::NoCapacity { types: types.to_vec(), zones, said }
+        }
+    }
+}
+
 impl Aws {
     pub(super) fn member(&self, machine: &MachineId) -> Result<Cow<'_, MemberSpec>, AwsError> {
         let found = self.spec.machine(machine.member.seat());
@@ -104,7 +138,7 @@ impl Aws {
     }
 
     /// Makes its interface, its volume and its instance, and only then a machine of them. Where AWS has no capacity for any of the types,
-    /// the next zone is tried.
+    /// the next zone is tried; where a subnet has no free address, the next subnet.
     pub(super) async fn make(
         &self,
         name: &str,
@@ -114,32 +148,37 @@ impl Aws {
         let member = &*self.member(&new.id)?;
         let used: Vec<String> = ours.iter().filter_map(|(_, mark)| mark.data.clone()).collect();
         let prepared = self.prepare(new, member, &used).await?;
-        let mut lacked = None;
+        let mut lacks = Lacks::default();
         for subnet in &prepared.subnets {
-            let parts = self.parts(new, &prepared, subnet).await?;
+            if lacks.zones.contains(&subnet.zone) {
+                continue;
+            }
+            let parts = match self.parts(new, &prepared, subnet).await {
+                Err(ProviderError::Aws(error)) if lacks.note(&error, subnet) => continue,
+                parts => parts?,
+            };
             match self.launch(name, new, member, &prepared, subnet, &parts).await {
-                Err(ProviderError::Aws(error)) if error.is_capacity() => {
-                    self.give_up(&parts).await?;
-                    lacked = Some(error);
-                }
+                Err(ProviderError::Aws(error)) if lacks.note(&error, subnet) => self.give_up(&parts).await?,
                 Err(error) => return Err(error),
                 Ok((instance, mark)) => return self.complete(member, new, &instance, mark, &parts, used).await,
             }
         }
-        let said = lacked.map(|error| match error {
-            AwsError::Refused { said, .. } => said,
-            other => other.to_string(),
-        });
-        let types = self.settings.types_of(member).to_vec();
-        let zones = prepared.subnets.iter().map(|subnet| subnet.zone.clone()).collect();
-        Err(AwsError::NoCapacity { types, zones, said: said.unwrap_or_default() }.into())
+        Err(lacks.error(member, self.settings.types_of(member)).into())
     }
 
     async fn parts(&self, new: &NewMachine<'_>, prepared: &Prepared, subnet: &Subnet) -> Result<Parts, ProviderError> {
         let interface = self.interface(new, subnet, &prepared.kept_interfaces).await?;
         let data = match (&prepared.kept, prepared.data_size) {
             (Some(volume), _) => Some((volume.id.clone(), false)),
-            (None, Some(size)) => Some((self.make_volume(&new.id, new.fence, size, &subnet.zone).await?, true)),
+            (None, Some(size)) => match self.make_volume(&new.id, new.fence, size, &subnet.zone).await {
+                Ok(volume) => Some((volume, true)),
+                Err(error) => {
+                    if error.is_capacity() {
+                        self.give_up(&Parts { interface, data: None }).await?;
+                    }
+                    return Err(error.into());
+                }
+            },
             (None, None) => None,
         };
         Ok(Parts { interface, data })
@@ -318,4 +357,90 @@ fn root_type(kind: quorate_core::providers::aws::VolumeType) -> &'static str {
 fn is_kept_for(interface: &Interface, machine: &MachineId) -> bool {
     let is_kept = interface.state == State::Whole && !interface.is_used;
     is_kept && interface.machine.member.seat() == machine.member.seat()
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::Timestamp;
+    use quorate_core::Secret;
+    use serde_json::json;
+
+    use super::super::test_server::{Asked, aws, serve};
+    use super::*;
+    use crate::Provider;
+
+    /// What is there: two subnets in one zone and one in another, a type and an image.
+    fn found(asked: &Asked) -> Option<&'static str> {
+        let action = asked.body.strip_prefix("Action=")?.split('&').next()?;
+        Some(match action {
+            "DescribeSubnets" => {
+                "<subnetSet><item><subnetId>s-a</subnetId><vpcId>v</vpcId><availabilityZone>z-a</availabilityZone>\
+                 <cidrBlock>10.0.1.0/24</cidrBlock></item><item><subnetId>s-a2</subnetId><vpcId>v</vpcId>\
+                 <availabilityZone>z-a</availabilityZone><cidrBlock>10.0.2.0/24</cidrBlock></item><item>\
+                 <subnetId>s-b</subnetId><vpcId>v</vpcId><availabilityZone>z-b</availabilityZone>\
+                 <cidrBlock>10.0.3.0/24</cidrBlock></item></subnetSet>"
+            }
+            "DescribeInstanceTypes" => {
+                "<instanceTypeSet><item><instanceType>m7i.large</instanceType></item></instanceTypeSet>"
+            }
+            "DescribeImages" => {
+                "<imagesSet><item><imageId>ami-1</imageId><imageState>available</imageState></item></imagesSet>"
+            }
+            _ if action.starts_with("Describe") => "",
+            _ => return None,
+        })
+    }
+
+    /// In which subnets an interface was tried, and what is said in the end, if AWS answers this for each of them.
+    async fn tried(code: fn(&str) -> &'static str) -> (Vec<String>, String) {
+        let (url, seen) = serve(move |asked: &Asked| {
+            if let Some(found) = found(asked) {
+                return Some((200, format!("<R>{found}</R>")));
+            }
+            let code = code(subnet_of(asked).unwrap_or_default());
+            let error = format!("<Error><Code>{code}</Code><Message>said of it</Message></Error>");
+            Some((400, format!("<R><Errors>{error}</Errors></R>")))
+        })
+        .await;
+        let aws = aws(json!({ "endpoint": url, "vpc": "v", "security_groups": ["sg-1"] }));
+        let (token, token_expires) = (Secret::new("token"), Timestamp::now());
+        let id = MachineId::new(&"etcd-1".into(), 1);
+        let new = NewMachine {
+            name: "etcd-1",
+            id,
+            address: None,
+            data: Data::Goes,
+            fence: 1,
+            control_ca: "",
+            token: &token,
+            token_expires,
+        };
+        let said = aws.create(&new).await.unwrap_err().to_string();
+        let seen = seen.lock().unwrap();
+        (seen.iter().filter_map(subnet_of).map(str::to_owned).collect(), said)
+    }
+
+    fn subnet_of(asked: &Asked) -> Option<&str> {
+        let is_it = asked.body.starts_with("Action=CreateNetworkInterface&");
+        asked.body.split('&').find_map(|pair| pair.strip_prefix("SubnetId=")).filter(|_| is_it)
+    }
+
+    #[tokio::test]
+    async fn where_a_subnet_has_no_address_the_next_one_is_tried() {
+        let (tried, said) = tried(|_| "InsufficientFreeAddressesInSubnet").await;
+        assert_eq!(tried, ["s-a", "s-b", "s-a2"]);
+        let begin = "no address is free for etcd-1 in s-a, s-b, s-a2: ";
+        assert!(said.starts_with(begin) && said.ends_with("(said of it)"), "{said}");
+    }
+
+    #[tokio::test]
+    async fn another_refusal_ends_it() {
+        let (tried, said) = tried(|subnet| match subnet {
+            "s-a" => "InsufficientFreeAddressesInSubnet",
+            _ => "UnauthorizedOperation",
+        })
+        .await;
+        assert_eq!(tried, ["s-a", "s-b"]);
+        assert!(said.contains("UnauthorizedOperation"), "{said}");
+    }
 }

@@ -58,6 +58,11 @@ pub enum AwsError {
     )]
     NoCapacity { types: Vec<String>, zones: Vec<String>, said: String },
     #[error(
+        "no address is free for {member} in {}: add subnets to `provider.aws`, or delete network interfaces that nobody uses ({said})",
+        list(subnets)
+    )]
+    NoAddresses { member: String, subnets: Vec<String>, said: String },
+    #[error(
         "the user data of {member} has {bytes} bytes, and AWS takes {most}: shorten `admin.ssh_keys` or the address of `program`"
     )]
     UserDataTooLong { member: String, bytes: usize, most: usize },
@@ -113,7 +118,21 @@ impl AwsError {
             "InsufficientInstanceCapacity",
             "InsufficientHostCapacity",
             "InsufficientCapacity",
+            "InsufficientVolumeCapacity",
             "Unsupported",
         ])
+    }
+
+    /// Whether another subnet may have room.
+    pub(super) fn is_full_subnet(&self) -> bool {
+        self.has_code(&["InsufficientFreeAddressesInSubnet"])
+    }
+
+    /// What AWS said, without what quorate was doing.
+    pub(super) fn said(&self) -> String {
+        match self {
+            AwsError::Refused { said, .. } => said.clone(),
+            other => other.to_string(),
+        }
     }
 }

@@ -60,8 +60,25 @@ impl Subnet {
     }
 }
 
-/// The subnets in which a member's machine can be, the best one first. One for each zone is enough.
+/// The subnets in which a member's machine can be, one for each zone, the best one first.
 pub(super) fn choices<'a>(subnets: &'a [Subnet], zones: &[String], wish: &Wish<'_>) -> Vec<&'a Subnet> {
+    let mut best = fitting(subnets, zones, wish);
+    best.dedup_by(|b, a| a.zone == b.zone);
+    let turn = wish.turn % best.len().max(1);
+    best.rotate_left(turn);
+    best
+}
+
+/// The same, and then the others of each zone: the best one may have become full.
+fn all_choices<'a>(subnets: &'a [Subnet], zones: &[String], wish: &Wish<'_>) -> Vec<&'a Subnet> {
+    let best = choices(subnets, zones, wish);
+    let others = fitting(subnets, zones, wish).into_iter().filter(|subnet| !best.contains(subnet));
+    let others: Vec<&Subnet> = others.collect();
+    best.into_iter().chain(others).collect()
+}
+
+/// Zone by zone, and in each those first that have room.
+fn fitting<'a>(subnets: &'a [Subnet], zones: &[String], wish: &Wish<'_>) -> Vec<&'a Subnet> {
     let mut fitting: Vec<&Subnet> = subnets
         .iter()
         .filter(|subnet| zones.is_empty() || zones.contains(&subnet.zone))
@@ -70,9 +87,6 @@ pub(super) fn choices<'a>(subnets: &'a [Subnet], zones: &[String], wish: &Wish<'
         .collect();
     let order = |subnet: &Subnet| zones.iter().position(|zone| *zone == subnet.zone);
     fitting.sort_by(|a, b| (order(a), &a.zone, a.free == 0, &a.id).cmp(&(order(b), &b.zone, b.free == 0, &b.id)));
-    fitting.dedup_by(|b, a| a.zone == b.zone);
-    let turn = wish.turn % fitting.len().max(1);
-    fitting.rotate_left(turn);
     fitting
 }
 
@@ -178,7 +192,7 @@ impl Aws {
         let site = self.site().await?;
         let turn = self.spec.machines().position(|entry| entry.name == member.name).unwrap_or_default();
         let wish = Wish { zone: zone.or(section(member).zone.as_deref()), address, turn };
-        let found = choices(&site.subnets, &self.settings.zones, &wish);
+        let found = all_choices(&site.subnets, &self.settings.zones, &wish);
         if found.is_empty() {
             let zone = wish.zone.map(|zone| format!("in the zone {zone}"));
             let wanted = zone.or_else(|| address.map(|address| format!("with the address {address}")));
@@ -365,6 +379,16 @@ mod tests {
         all[1].free = 0;
         let found = choices(&all, &[], &Wish::default());
         assert_eq!(found[0].id, "s-a2");
+    }
+
+    #[test]
+    fn other_subnets_of_a_zone_come_after_each_zone_was_tried() {
+        let all = subnets();
+        let found = |wish: Wish<'_>| {
+            all_choices(&all, &[], &wish).into_iter().map(|subnet| subnet.id.clone()).collect::<Vec<String>>()
+        };
+        assert_eq!(found(Wish { turn: 1, ..Wish::default() }), ["s-b", "s-c", "s-a", "s-a2"]);
+        assert_eq!(found(Wish { zone: Some("z-a"), ..Wish::default() }), ["s-a", "s-a2"]);
     }
 
     #[test]

@@ -32,6 +32,7 @@ pub fn trials() -> Vec<Trial> {
     };
     vec![
         trial("without_capacity_the_next_type_and_then_the_next_zone_is_tried", || runtime().block_on(capacity())),
+        trial("where_a_subnet_is_full_the_next_zone_is_tried", || runtime().block_on(full_subnets())),
         trial("members_are_spread_over_zones", || runtime().block_on(spread())),
         trial("data_does_not_leave_its_zone", || runtime().block_on(zone_bound())),
         trial("an_interface_outlives_its_instance", || runtime().block_on(interface_outlives())),
@@ -80,6 +81,29 @@ async fn instance(place: &Place, machine: &str) -> String {
 /// Of an instance: its type and its zone.
 fn kind_and_zone(instance: &str) -> (String, String) {
     (one(instance, "instanceType"), one(instance, "availabilityZone"))
+}
+
+async fn full_subnets() {
+    let place = Rc::new(Place::new());
+    for everywhere in [false, true] {
+        let first = place.subnets[0].clone();
+        let proxy = Proxy::new(move |asked| {
+            let is_made = get(asked, "Action") == Some("CreateNetworkInterface");
+            let is_full = everywhere || get(asked, "SubnetId") == Some(&first);
+            (is_made && is_full).then_some(Fault::Error(400, "InsufficientFreeAddressesInSubnet"))
+        });
+        let run = Run::begin(place.through(proxy), 1).await;
+        let made = run.create("etcd-1", 1, None, Data::Goes).await;
+        if everywhere {
+            let said = made.expect_err("there is no address");
+            assert!(said.contains(&format!("no address is free for etcd-1 in {}", place.subnets.join(", "))), "{said}");
+        } else {
+            made.expect("a machine");
+            assert_eq!(kind_and_zone(&instance(&place, "etcd-1").await).1, ZONES[1]);
+            run.destroy("etcd-1", 1, Data::Goes).await;
+        }
+        run.end(&place).await;
+    }
 }
 
 async fn capacity() {
