@@ -52,6 +52,20 @@ impl Volume {
     }
 }
 
+/// How to release a volume that an instance has. By force only where AWS has begun and does not end: an instance that
+/// uses it would lose writes.
+fn release(id: &str, volume: &Xml) -> String {
+    let attachment = volume.items("attachmentSet").next();
+    let part = |field: &str| attachment.and_then(|attachment| attachment.text(field)).unwrap_or_default();
+    let (instance, status) = (part("instanceId"), part("status"));
+    if status == "attached" {
+        return format!(
+            "the instance {instance} has it; if it does not use it, `aws ec2 detach-volume --volume-id {id}` releases it"
+        );
+    }
+    format!("it is {status} from {instance}; `aws ec2 detach-volume --force --volume-id {id}` releases it")
+}
+
 impl Aws {
     /// Volumes that were made for this cluster, in one list.
     pub(super) async fn volumes(&self) -> Result<Vec<Volume>, AwsError> {
@@ -116,8 +130,7 @@ impl Aws {
             }
             if begun.elapsed() > within {
                 let (what, seconds) = (format!("the volume {id}"), within.as_secs());
-                let stuck = state == "in-use";
-                let remedy = stuck.then(|| format!("`aws ec2 detach-volume --force --volume-id {id}` releases it"));
+                let remedy = found.as_ref().filter(|_| state == "in-use").map(|found| release(id, found));
                 return Err(AwsError::TooSlow { what, state, seconds, remedy });
             }
             sleep(self.polling).await;
@@ -196,5 +209,33 @@ impl Aws {
         tags.insert(String::from("Name"), name.to_owned());
         tags.insert(key("cluster"), self.spec.name.to_string());
         tags
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::test_server::{aws, serve};
+    use super::*;
+
+    async fn stuck(attachment: &str) -> String {
+        let item = format!(
+            "<item><volumeId>vol-1</volumeId><status>in-use</status><attachmentSet><item><instanceId>i-1</instanceId>\
+             <status>{attachment}</status></item></attachmentSet></item>"
+        );
+        let (url, _) = serve(move |_| Some((200, format!("<R><volumeSet>{item}</volumeSet></R>")))).await;
+        let aws = aws(json!({ "endpoint": url }));
+        let waited = aws.await_volume("vol-1", Duration::ZERO, false, |status| status == "available").await;
+        waited.unwrap_err().to_string()
+    }
+
+    #[tokio::test]
+    async fn a_volume_that_stays_attached_says_how_it_is_released() {
+        let begin = "the volume vol-1 was still in-use after 0 s: ";
+        let force = "it is detaching from i-1; `aws ec2 detach-volume --force --volume-id vol-1` releases it";
+        assert_eq!(stuck("detaching").await, format!("{begin}{force}"));
+        let said = stuck("attached").await;
+        assert!(said.starts_with(&format!("{begin}the instance i-1 has it; ")) && !said.contains("--force"), "{said}");
     }
 }
