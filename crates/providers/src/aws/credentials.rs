@@ -8,22 +8,31 @@ use std::time::Duration;
 use jiff::Timestamp;
 use quorate_core::Secret;
 use quorate_core::text::{cut, hex, with_causes};
-use reqwest::{Client, RequestBuilder};
+use reqwest::{Client, RequestBuilder, StatusCode, Url};
 use ring::digest;
 use serde_json::Value;
 use tokio::process::Command;
 
 use super::error::AwsError;
 use super::profile::{Profiles, Section, Variable};
-use super::session::{Place, form};
+use super::session::{Place, check_endpoint, form};
 use super::sign::Credentials;
 use super::xml::Xml;
+use crate::web;
 
 /// How many roles may be taken on, one from another.
 const MOST_ROLES: usize = 5;
 /// The metadata service of an instance is next to it, or nowhere.
 const NEAR: Duration = Duration::from_secs(2);
 const SHOWN: usize = 200;
+/// Credentials have a few kilobytes.
+const LONGEST_ANSWER: usize = 1 << 20;
+/// Where containers of ECS and pods of EKS find credentials, over plain http: next to them, like an address of loopback.
+const NEAR_CONTAINERS: [&str; 3] = ["169.254.170.2", "169.254.170.23", "fd00:ec2::23"];
+const PROCESS: &str = "credential_process";
+const RELATIVE: &str = "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI";
+const FULL: &str = "AWS_CONTAINER_CREDENTIALS_FULL_URI";
+const SSO_ENDPOINT: &str = "AWS_ENDPOINT_URL_SSO";
 
 /// Where credentials come from.
 pub(super) struct Chain<'a> {
@@ -114,8 +123,8 @@ impl Chain<'_> {
         if let Some(found) = keys(profile) {
             return Ok(found);
         }
-        if let Some(command) = get("credential_process") {
-            return self.of_process(name, &command).await;
+        if let Some(command) = get(PROCESS) {
+            return self.of_process(profiles, name, &command).await;
         }
         if get("sso_session").or_else(|| get("sso_start_url")).is_some() {
             return self.of_sso(profiles, name, profile).await;
@@ -164,8 +173,8 @@ impl Chain<'_> {
 
     async fn of_sts(&self, from: &str, request: RequestBuilder, result: &str) -> Result<Credentials, AwsError> {
         let wrong = |why: String| AwsError::Credentials { from: from.to_owned(), why };
-        let answer = request.send().await.map_err(|error| wrong(with_causes(&error.without_url())))?;
-        let text = answer.text().await.map_err(|error| wrong(with_causes(&error.without_url())))?;
+        let (_, body) = exchange(request).await.map_err(&wrong)?;
+        let text = String::from_utf8_lossy(&body);
         let xml = Xml::read(&text).map_err(|_| wrong(cut(&text, SHOWN).into_owned()))?;
         if let Some((code, said)) = xml.error() {
             return Err(wrong(format!("{said} ({code})")));
@@ -178,18 +187,22 @@ impl Chain<'_> {
         Ok(Credentials { access_key, secret_key, session_token, expires })
     }
 
-    async fn of_process(&self, name: &str, command: &str) -> Result<Credentials, AwsError> {
-        let wrong = |why: String| AwsError::Credentials { from: format!("the profile `{name}`"), why };
+    /// The rest of its command line may hold secrets, so errors have the program alone.
+    async fn of_process(&self, profiles: &Profiles, name: &str, command: &str) -> Result<Credentials, AwsError> {
+        let file = profiles.file_of(name, PROCESS).map(|path| format!(" in {}", path.display())).unwrap_or_default();
+        let from = format!("the profile `{name}`{file}");
+        let program = format!("its `{PROCESS}` (`{}`)", program_of(command));
+        let wrong = |why: String| AwsError::Credentials { from: from.clone(), why: format!("{program} {why}") };
         let mut process = Command::new("sh");
         process.args(["-c", command]).stdin(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true);
-        let done = process.output().await.map_err(|error| wrong(format!("`{command}`: {error}")))?;
+        let done = process.output().await.map_err(|error| wrong(format!("cannot be started: {error}")))?;
         if !done.status.success() {
-            let said = String::from_utf8_lossy(&done.stderr);
-            return Err(wrong(format!("`{command}` ended with {}: {}", done.status, cut(said.trim(), SHOWN))));
+            // The shell repeats the line that it does not understand.
+            let said = String::from_utf8_lossy(&done.stderr).replace(command, "…");
+            return Err(wrong(format!("ended with {}: {}", done.status, cut(said.trim(), SHOWN))));
         }
-        let value: Value =
-            serde_json::from_slice(&done.stdout).map_err(|_| wrong(format!("`{command}` printed no JSON")))?;
-        read(&value, "AccessKeyId", "SessionToken").ok_or_else(|| wrong(format!("`{command}` printed no keys")))
+        let value: Value = serde_json::from_slice(&done.stdout).map_err(|_| wrong(String::from("printed no JSON")))?;
+        read(&value, "AccessKeyId", "SessionToken").ok_or_else(|| wrong(String::from("printed no keys")))
     }
 
     /// With the token that `aws sso login` has left.
@@ -217,15 +230,15 @@ impl Chain<'_> {
         let token = kept["accessToken"].as_str().filter(|_| expires.is_some_and(|at| at > Timestamp::now()));
         let token = token.ok_or_else(log_in)?;
         let query = form([("account_id", account.as_str()), ("role_name", &role)]);
-        let base = match (self.variable)("AWS_ENDPOINT_URL_SSO") {
-            Some(base) => base,
+        let base = match (self.variable)(SSO_ENDPOINT) {
+            Some(base) => {
+                check_endpoint(SSO_ENDPOINT, &base)?;
+                base
+            }
             None => format!("https://portal.sso.{region}.{}", Place::domain(&region)),
         };
         let request = self.client.get(format!("{base}/federation/credentials?{query}"));
-        let answer = request.header("x-amz-sso_bearer_token", token).send().await;
-        let answer = answer.map_err(|error| wrong(with_causes(&error.without_url())))?;
-        let status = answer.status();
-        let bytes = answer.bytes().await.map_err(|error| wrong(with_causes(&error.without_url())))?;
+        let (status, bytes) = exchange(request.header("x-amz-sso_bearer_token", token)).await.map_err(&wrong)?;
         let value: Value = serde_json::from_slice(&bytes).unwrap_or_default();
         match read(&value["roleCredentials"], "accessKeyId", "sessionToken") {
             Some(found) => Ok(found),
@@ -236,11 +249,8 @@ impl Chain<'_> {
 
     /// Of a container of ECS or a pod of EKS.
     async fn of_container(&self) -> Result<Option<Credentials>, AwsError> {
-        const RELATIVE: &str = "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI";
-        const FULL: &str = "AWS_CONTAINER_CREDENTIALS_FULL_URI";
-        let relative = (self.variable)(RELATIVE).map(|path| format!("http://169.254.170.2{path}"));
-        let Some(url) = relative.or_else(|| (self.variable)(FULL)) else { return Ok(None) };
         let wrong = |why: String| AwsError::Credentials { from: String::from("the container"), why };
+        let Some(url) = self.container_url().map_err(&wrong)? else { return Ok(None) };
         let file = (self.variable)("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE").map(PathBuf::from);
         let token = match file {
             Some(path) => {
@@ -253,10 +263,33 @@ impl Chain<'_> {
         if let Some(token) = token {
             request = request.header("authorization", token);
         }
-        let answer = request.send().await.map_err(|error| wrong(with_causes(&error.without_url())))?;
-        let bytes = answer.bytes().await.map_err(|error| wrong(with_causes(&error.without_url())))?;
+        let (_, bytes) = exchange(request).await.map_err(&wrong)?;
         let value: Value = serde_json::from_slice(&bytes).unwrap_or_default();
         read(&value, "AccessKeyId", "Token").map(Some).ok_or_else(|| wrong(String::from("the answer has no keys")))
+    }
+
+    /// Where the token is sent to, and credentials come from. AWS' own tools accept the same addresses.
+    fn container_url(&self) -> Result<Option<Url>, String> {
+        if let Some(path) = (self.variable)(RELATIVE) {
+            if !path.starts_with('/') {
+                return Err(format!("{RELATIVE} does not begin with a slash"));
+            }
+            let url = format!("http://{}{path}", NEAR_CONTAINERS[0]);
+            return Url::parse(&url).map(Some).map_err(|error| format!("{RELATIVE} is not a path: {error}"));
+        }
+        let Some(text) = (self.variable)(FULL) else { return Ok(None) };
+        let url = Url::parse(&text).map_err(|error| format!("{FULL} is not a URL: {error}"))?;
+        let is_near =
+            web::address_of(&url).is_some_and(|address| NEAR_CONTAINERS.contains(&address.to_string().as_str()));
+        match url.scheme() {
+            "https" => Ok(Some(url)),
+            "http" if is_near || web::is_loopback(&url) => Ok(Some(url)),
+            _ => Err(format!(
+                "{FULL} names {}, and without https only loopback addresses and those of ECS and EKS ({}) are used",
+                url.host_str().unwrap_or("no host"),
+                NEAR_CONTAINERS.join(", ")
+            )),
+        }
     }
 
     /// Of the instance's role. None: there is no such service, or the instance has no role.
@@ -270,21 +303,48 @@ impl Chain<'_> {
         let asked = self.client.put(format!("{base}/api/token")).timeout(NEAR);
         let asked = asked.header("x-aws-ec2-metadata-token-ttl-seconds", "300").send().await;
         let Ok(answer) = asked else { return Ok(None) };
-        let (true, Ok(token)) = (answer.status().is_success(), answer.text().await) else { return Ok(None) };
+        let is_there = answer.status().is_success();
+        let (true, Ok(token)) = (is_there, web::read(answer, LONGEST_ANSWER).await) else { return Ok(None) };
+        let token = String::from_utf8_lossy(&token);
         let wrong = |why: String| AwsError::Credentials { from: String::from("the instance's role"), why };
         let get = async |path: &str| {
             let request = self.client.get(format!("{base}/meta-data/iam/security-credentials/{path}")).timeout(NEAR);
-            let answer = request.header("x-aws-ec2-metadata-token", &token).send().await;
-            let answer = answer.map_err(|error| wrong(with_causes(&error)))?;
-            let found = answer.status().is_success();
-            let text = answer.text().await.map_err(|error| wrong(with_causes(&error)))?;
-            Ok::<_, AwsError>(found.then_some(text))
+            let request = request.header("x-aws-ec2-metadata-token", &*token);
+            let (status, body) = exchange(request).await.map_err(&wrong)?;
+            Ok::<_, AwsError>(status.is_success().then(|| String::from_utf8_lossy(&body).into_owned()))
         };
         let Some(role) = get("").await? else { return Ok(None) };
         let Some(role) = role.lines().next().filter(|role| !role.is_empty()) else { return Ok(None) };
         let text = get(role).await?.ok_or_else(|| wrong(format!("there are none for {role}")))?;
         let value: Value = serde_json::from_str(&text).unwrap_or_default();
         read(&value, "AccessKeyId", "Token").map(Some).ok_or_else(|| wrong(format!("those of {role} have no keys")))
+    }
+}
+
+/// The status and the body of an answer, or what went wrong.
+async fn exchange(request: RequestBuilder) -> Result<(StatusCode, Vec<u8>), String> {
+    let answer = request.send().await.map_err(|error| with_causes(&error.without_url()))?;
+    let status = answer.status();
+    let body = web::read(answer, LONGEST_ANSWER).await.map_err(web::Unread::why)?;
+    Ok((status, body))
+}
+
+/// The first word of a command line that is not a variable for it.
+fn program_of(command: &str) -> &str {
+    let mut rest = command.trim_start();
+    loop {
+        let (word, after) = match rest.strip_prefix(['"', '\'']) {
+            Some(quoted) => quoted.split_once(['"', '\'']).unwrap_or((quoted, "")),
+            None => rest.split_once(char::is_whitespace).unwrap_or((rest, "")),
+        };
+        if !word.contains('=') {
+            return word;
+        }
+        // Its value may be quoted, and then ends at another quote.
+        rest = match word.find(['"', '\'']) {
+            Some(at) => rest[at + 1..].split_once(['"', '\'']).map_or("", |(_, after)| after).trim_start(),
+            None => after.trim_start(),
+        };
     }
 }
 

@@ -86,6 +86,42 @@ async fn a_process_prints_credentials() {
 }
 
 #[tokio::test]
+async fn the_arguments_of_a_process_are_not_shown() {
+    let commands = [
+        ("fails", "/bin/sh -c 'echo locked >&2; exit 3' s3cret", "ended with exit status: 3: locked"),
+        ("garbage", "TOKEN=s3cret echo s3cret", "printed no JSON"),
+        ("empty", "echo '{}' # s3cret", "printed no keys"),
+        ("broken", "echo 's3cret", "ended with"),
+    ];
+    let config: Vec<String> =
+        commands.iter().map(|(name, command, _)| format!("[profile {name}]\ncredential_process={command}\n")).collect();
+    let home = Home::new(&config.concat(), &[]);
+    let file = home.directory.path().join(".aws/config").display().to_string();
+    for (name, _, why) in commands {
+        let said = home.key(Some(name)).await;
+        assert!(said.contains(&format!("the profile `{name}` in {file}")) && said.contains(why), "{said}");
+        assert!(!said.contains("s3cret"), "{said}");
+    }
+    assert!(home.key(Some("fails")).await.contains("its `credential_process` (`/bin/sh`) "));
+}
+
+#[test]
+fn a_program_is_the_first_word_that_is_no_variable() {
+    let all = [
+        ("vault read", "vault"),
+        ("  /opt/tool", "/opt/tool"),
+        ("\"/opt/my tool\" --key s3cret", "/opt/my tool"),
+        ("A=s3cret B='s3 cret' tool x", "tool"),
+        ("A=\"s3 cret\" tool", "tool"),
+        ("A=s3cret", ""),
+        ("", ""),
+    ];
+    for (command, program) in all {
+        assert_eq!(program_of(command), program, "{command}");
+    }
+}
+
+#[tokio::test]
 async fn roles_are_taken_on_from_other_profiles() {
     let (url, seen) = serve(|asked: &Asked| {
         let is_first = asked.body.contains("role%2Ffirst");
@@ -188,4 +224,68 @@ async fn a_container_has_a_role() {
     home.set("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", &file);
     assert_eq!(home.key(None).await, "K");
     assert_eq!(seen.lock().unwrap()[0].header("authorization"), "Bearer x");
+}
+
+#[tokio::test]
+async fn a_container_asks_only_next_to_itself_or_over_tls() {
+    let url = |name: &str, value: &str| {
+        let home = Home::new("", &[(name, value)]);
+        let variable = |name: &str| home.variables.get(name).cloned();
+        let settings = json!({ "region": "eu-west-2", "instance_types": [], "image": {} });
+        let place = Place::find(&serde_json::from_value(settings).unwrap(), &variable).unwrap();
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let client = Client::new();
+        let chain = Chain { client: &client, variable: &variable, place: &place, profile: None };
+        chain.container_url().map(|url| url.expect("a URL").to_string())
+    };
+    let fine = [
+        "https://credentials.example.com/x",
+        "http://127.0.0.1:51679/v2",
+        "http://localhost/x",
+        "http://[::1]/x",
+        "http://169.254.170.2/v2",
+        "http://169.254.170.23/v1/credentials",
+        "http://[fd00:ec2::23]/v1/credentials",
+    ];
+    for fine in fine {
+        assert_eq!(url(FULL, fine).as_deref(), Ok(fine));
+    }
+    let refused = [
+        "http://credentials.example.com/x",
+        "http://169.254.169.254/x",
+        "http://127.0.0.1@example.com/x",
+        "http://10.0.0.1/x",
+        "ftp://127.0.0.1/x",
+    ];
+    for refused in refused {
+        let why = url(FULL, refused).unwrap_err();
+        assert!(why.starts_with("AWS_CONTAINER_CREDENTIALS_FULL_URI names ") && why.contains("https"), "{why}");
+    }
+    assert_eq!(url(RELATIVE, "/v2/x").as_deref(), Ok("http://169.254.170.2/v2/x"));
+    assert!(url(RELATIVE, "@example.com/x").unwrap_err().contains("does not begin with a slash"));
+    // Nothing is sent there.
+    let home = Home::new("", &[(FULL, "http://credentials.example.com/x")]);
+    let said = home.key(None).await;
+    assert!(said.starts_with("the credentials of the container cannot be used: "), "{said}");
+}
+
+#[tokio::test]
+async fn an_answer_that_does_not_end_is_refused() {
+    let (url, _) = serve(|_| Some((200, "x".repeat(LONGEST_ANSWER + 1)))).await;
+    let mut home = Home::new("", &[("AWS_ENDPOINT_URL", &url), ("AWS_ROLE_ARN", "arn:r")]);
+    let file = home.put("token", "the-token\n");
+    home.set("AWS_WEB_IDENTITY_TOKEN_FILE", &file);
+    let said = home.key(None).await;
+    assert_eq!(said, "the credentials of the role arn:r cannot be used: the answer is longer than 1 MiB");
+}
+
+#[tokio::test]
+async fn a_login_is_not_sent_without_tls() {
+    let config = "[default]\nsso_session=corp\nsso_account_id=123456789012\nsso_role_name=admin\n\
+                  [sso-session corp]\nsso_region=eu-west-1\nsso_start_url=https://corp.example\n";
+    let home = Home::new(config, &[(SSO_ENDPOINT, "http://sso.example.com")]);
+    let kept = json!({ "accessToken": "bearer", "expiresAt": "2030-01-01T00:00:00Z" }).to_string();
+    home.put(".aws/sso/cache/ee0bfd2552fbd840c02cc48b6e823320543c450f.json", &kept);
+    let said = home.key(None).await;
+    assert!(said.starts_with("`AWS_ENDPOINT_URL_SSO` is http://sso.example.com, which cannot be used: "), "{said}");
 }

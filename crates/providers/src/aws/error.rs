@@ -21,6 +21,8 @@ pub enum AwsError {
     Config { path: PathBuf, why: String },
     #[error("the credentials of {from} cannot be used: {why}")]
     Credentials { from: String, why: String },
+    #[error("`{setting}` is {url}, which cannot be used: {why}")]
+    Endpoint { setting: &'static str, url: String, why: String },
     #[error("AWS cannot be reached at {url} ({doing}): {why}")]
     Unreachable { doing: String, url: String, why: String },
     #[error("AWS refused to {doing} ({code}): {said}")]

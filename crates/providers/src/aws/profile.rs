@@ -1,6 +1,6 @@
 //! Files of AWS tools: `~/.aws/config` and `~/.aws/credentials`. Only what leads to credentials and a region is read.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -18,6 +18,8 @@ pub(super) type Section = BTreeMap<String, String>;
 pub(super) struct Profiles {
     profiles: BTreeMap<String, Section>,
     sessions: BTreeMap<String, Section>,
+    /// Settings of profiles that the file of credentials has.
+    of_credentials: BTreeSet<(String, String)>,
     /// Where they were looked for.
     pub(super) looked: Vec<PathBuf>,
 }
@@ -38,7 +40,10 @@ impl Profiles {
             }
         }
         // What is there counts more.
-        sections(&read(&credentials)?).into_iter().for_each(|(title, section)| all.add(&title, section));
+        for (title, section) in sections(&read(&credentials)?) {
+            all.of_credentials.extend(section.keys().map(|name| (title.clone(), name.clone())));
+            all.add(&title, section);
+        }
         Ok(all)
     }
 
@@ -48,6 +53,12 @@ impl Profiles {
 
     pub(super) fn get(&self, name: &str) -> Option<&Section> {
         self.profiles.get(name)
+    }
+
+    /// The file that has a setting of a profile.
+    pub(super) fn file_of(&self, profile: &str, setting: &str) -> Option<&PathBuf> {
+        let is_there = self.of_credentials.contains(&(profile.to_owned(), setting.to_owned()));
+        if is_there { self.looked.last() } else { self.looked.first() }
     }
 
     pub(super) fn session(&self, name: &str) -> Option<&Section> {
@@ -109,6 +120,9 @@ mod tests {
             all.get("default").unwrap().iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
         assert_eq!(default, expected);
         assert_eq!(all.get("prod").unwrap()["sso_session"], "corp");
+        let file = |setting: &str| all.file_of("default", setting).cloned();
+        assert_eq!(file("region"), Some(aws.join("config")));
+        assert_eq!(file("aws_access_key_id"), Some(aws.join("credentials")));
         assert!(!all.get("prod").unwrap().contains_key("region"), "what is nested is another setting");
         assert_eq!(all.session("corp").unwrap()["sso_start_url"], "https://corp.example");
         let said = all.missing("x").to_string();

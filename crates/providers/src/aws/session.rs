@@ -5,6 +5,7 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use jiff::{SignedDuration, Timestamp};
 use quorate_core::providers::aws::AwsSettings;
 use quorate_core::text::{cut, with_causes};
 use reqwest::redirect::Policy;
-use reqwest::{Client, RequestBuilder, StatusCode};
+use reqwest::{Client, RequestBuilder, StatusCode, Url};
 use serde_json::{Value, json};
 use tokio::sync::Mutex;
 use tokio::time::sleep;
@@ -22,7 +23,7 @@ use super::error::AwsError;
 use super::profile::{Profiles, Variable};
 use super::sign::{Credentials, Request, signed};
 use super::xml::Xml;
-use crate::web::{RETRY, Retry, escaped};
+use crate::web::{self, RETRY, Retry, Unread, escaped};
 
 const CONNECTING: Duration = Duration::from_secs(10);
 const ANSWERING: Duration = Duration::from_secs(60);
@@ -30,6 +31,8 @@ const ANSWERING: Duration = Duration::from_secs(60);
 const SPARE: SignedDuration = SignedDuration::from_secs(300);
 /// How much of an answer that is not understood is shown.
 const SHOWN: usize = 300;
+/// Far more than the largest page of a list has.
+const LONGEST_ANSWER: usize = 32 << 20;
 /// Services of the query protocol, with their versions.
 const EC2: (&str, &str) = ("ec2", "2016-11-15");
 const BALANCING: (&str, &str) = ("elasticloadbalancing", "2015-12-01");
@@ -53,6 +56,8 @@ const BUSY: [&str; 8] = [
 /// Credentials that were good once.
 const EXPIRED: [&str; 3] = ["ExpiredToken", "ExpiredTokenException", "RequestExpired"];
 
+const ENDPOINT_VARIABLE: &str = "AWS_ENDPOINT_URL";
+
 /// Where the API is.
 #[derive(Clone, Debug)]
 pub(super) struct Place {
@@ -69,9 +74,12 @@ impl Place {
         let region = settings.region.clone().or_else(|| variable("AWS_REGION"));
         let region = region.or_else(|| variable("AWS_DEFAULT_REGION"));
         let region = region.or_else(|| profiles.get(&name)?.get("region").cloned());
-        let endpoint = settings.endpoint.clone().or_else(|| variable("AWS_ENDPOINT_URL"));
-        let endpoint = endpoint.map(|url| url.trim_end_matches('/').to_owned());
-        Ok(Place { region: region.ok_or(AwsError::NoRegion)?, endpoint })
+        let region = region.ok_or(AwsError::NoRegion)?;
+        let of_spec = settings.endpoint.clone().map(|url| ("provider.aws.endpoint", url));
+        let found = of_spec.or_else(|| Some(ENDPOINT_VARIABLE).zip(variable(ENDPOINT_VARIABLE)));
+        let Some((setting, endpoint)) = found else { return Ok(Place { region, endpoint: None }) };
+        check_endpoint(setting, &endpoint)?;
+        Ok(Place { region, endpoint: Some(endpoint.trim_end_matches('/').to_owned()) })
     }
 
     pub(super) fn domain(region: &str) -> &'static str {
@@ -123,6 +131,23 @@ impl Place {
         all.into_iter()
             .filter(|(name, _)| *name != "host")
             .fold(request, |request, (name, value)| request.header(name, value))
+    }
+}
+
+/// Requests carry tokens and user data, which anybody on the way could read. Loopback and link-local addresses are next
+/// to this process: a test server, or a proxy of the host.
+pub(super) fn check_endpoint(setting: &'static str, endpoint: &str) -> Result<(), AwsError> {
+    let wrong = |why: &str| AwsError::Endpoint { setting, url: endpoint.to_owned(), why: why.to_owned() };
+    let url = Url::parse(endpoint).map_err(|error| wrong(&error.to_string()))?;
+    let is_link_local = web::address_of(&url).is_some_and(|address| match address {
+        IpAddr::V4(address) => address.is_link_local(),
+        IpAddr::V6(address) => address.is_unicast_link_local(),
+    });
+    match url.scheme() {
+        "https" => Ok(()),
+        "http" if web::is_loopback(&url) || is_link_local => Ok(()),
+        "http" => Err(wrong("without TLS, credentials are only sent to loopback and link-local addresses; use https")),
+        _ => Err(wrong("it must begin with https://")),
     }
 }
 
@@ -382,14 +407,14 @@ impl Session {
         service: &str,
         request: RequestBuilder,
     ) -> Result<(StatusCode, String), AwsError> {
-        let lost = |error: reqwest::Error| AwsError::Unreachable {
-            doing: doing.to_owned(),
-            url: self.place.url(service),
-            why: with_causes(&error.without_url()),
-        };
-        let answer = request.send().await.map_err(lost)?;
+        let lost = |why: String| AwsError::Unreachable { doing: doing.to_owned(), url: self.place.url(service), why };
+        let answer = request.send().await.map_err(|error| lost(with_causes(&error.without_url())))?;
         let status = answer.status();
-        Ok((status, answer.text().await.map_err(lost)?))
+        let body = web::read(answer, LONGEST_ANSWER).await.map_err(|unread| match unread {
+            Unread::Lost(why) => lost(why),
+            Unread::TooLong(why) => AwsError::Unreadable { doing: doing.to_owned(), why },
+        })?;
+        Ok((status, String::from_utf8_lossy(&body).into_owned()))
     }
 
     async fn credentials(&self) -> Result<Rc<Credentials>, AwsError> {

@@ -101,6 +101,45 @@ async fn what_is_not_an_answer_is_shown_as_it_is() {
     assert!(said.starts_with("AWS cannot be reached at http://127.0.0.1:1/ (look): "), "{said}");
 }
 
+#[tokio::test]
+async fn an_answer_that_does_not_end_is_refused_once() {
+    let (url, seen) = serve(|_| Some((200, "x".repeat(LONGEST_ANSWER + 1)))).await;
+    let said = session(&url).call(&Call::new("look", "DescribeThings")).await.unwrap_err().to_string();
+    assert_eq!(said, "unexpected answer from AWS (look): the answer is longer than 32 MiB");
+    assert_eq!(seen.lock().unwrap().len(), 1);
+}
+
+#[test]
+fn endpoints_without_tls_are_next_to_this_process() {
+    let endpoint = |url: &str, variable: Option<&str>| {
+        let mut settings = settings(url);
+        settings.endpoint = settings.endpoint.filter(|url| !url.is_empty());
+        let variable = variable.map(str::to_owned);
+        Place::find(&settings, &|name| variable.clone().filter(|_| name == "AWS_ENDPOINT_URL"))
+    };
+    for fine in [
+        "https://vpce-1.example.com/",
+        "http://127.0.0.1:5000",
+        "http://localhost:4566",
+        "http://169.254.9.9",
+        "http://[fe80::1]",
+    ] {
+        assert_eq!(endpoint(fine, None).unwrap().url("ec2"), format!("{}/", fine.trim_end_matches('/')));
+    }
+    for refused in ["http://10.0.0.1:5000", "http://aws.example.com", "http://127.0.0.1@example.com"] {
+        let said = endpoint(refused, None).unwrap_err().to_string();
+        let expected = format!(
+            "`provider.aws.endpoint` is {refused}, which cannot be used: without TLS, credentials are only sent to loopback and \
+             link-local addresses; use https"
+        );
+        assert_eq!(said, expected);
+    }
+    let said = endpoint("", Some("http://aws.example.com")).unwrap_err().to_string();
+    assert!(said.starts_with("`AWS_ENDPOINT_URL` is http://aws.example.com, "), "{said}");
+    assert!(endpoint("ftp://127.0.0.1", None).unwrap_err().to_string().ends_with("it must begin with https://"));
+    assert!(endpoint("aws.example.com", None).is_err());
+}
+
 #[test]
 fn regions_have_endpoints() {
     let place = |region: &str, endpoint: Option<&str>| Place {

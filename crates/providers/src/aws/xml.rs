@@ -2,10 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use roxmltree::{Document, Node};
+use roxmltree::{Document, Node, ParsingOptions};
 
 /// What Route53 answers to changes of which it carried out none.
 pub(super) const REFUSED_CHANGE: &str = "InvalidChangeBatch";
+
+/// AWS nests its lists less than half as deep.
+const DEEPEST: usize = 64;
+/// Elements and texts: some thousands of the largest items that a page can have.
+const MOST_NODES: u32 = 4_000_000;
 
 /// An element.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -17,16 +22,21 @@ pub(super) struct Xml {
 
 impl Xml {
     pub(super) fn read(text: &str) -> Result<Self, String> {
-        let document = Document::parse(text).map_err(|error| error.to_string())?;
-        Ok(Self::of(document.root_element()))
+        let options = ParsingOptions { nodes_limit: MOST_NODES, ..ParsingOptions::default() };
+        let document = Document::parse_with_options(text, options).map_err(|error| error.to_string())?;
+        Self::of(document.root_element(), 1)
     }
 
-    fn of(node: Node<'_, '_>) -> Self {
-        Xml {
+    fn of(node: Node<'_, '_>, depth: usize) -> Result<Self, String> {
+        if depth > DEEPEST {
+            return Err(format!("its elements are nested more than {DEEPEST} deep"));
+        }
+        let children = node.children().filter(Node::is_element).map(|child| Self::of(child, depth + 1));
+        Ok(Xml {
             name: node.tag_name().name().to_owned(),
             text: node.text().unwrap_or_default().trim().to_owned(),
-            children: node.children().filter(Node::is_element).map(Self::of).collect(),
-        }
+            children: children.collect::<Result<_, _>>()?,
+        })
     }
 
     /// The element at a path such as `a/b`.
@@ -104,6 +114,15 @@ mod tests {
         let refused = "<InvalidChangeBatch xmlns='x'><Messages><Message>a</Message><Message>b</Message></Messages></InvalidChangeBatch>";
         assert_eq!(error(refused), Some((REFUSED_CHANGE.to_owned(), String::from("a; b"))));
         assert_eq!(error("<ErrorResponse><Error><Code>C</Code><Message>m</Message></Error></ErrorResponse>"), expected);
+    }
+
+    /// However deep, it costs no more of the stack.
+    #[test]
+    fn what_is_nested_too_deep_is_refused() {
+        let nested = |depth: usize| format!("{}x{}", "<a>".repeat(depth), "</a>".repeat(depth));
+        assert!(Xml::read(&nested(DEEPEST)).is_ok());
+        assert_eq!(Xml::read(&nested(DEEPEST + 1)).unwrap_err(), "its elements are nested more than 64 deep");
+        assert!(Xml::read(&nested(200_000)).is_err());
     }
 
     /// Whatever a server answers, reading it ends.

@@ -38,7 +38,8 @@ pub struct AwsSettings {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
     pub profile: Option<String>,
-    /// Where the API is, for an endpoint in a VPC or for a test. If absent, `AWS_ENDPOINT_URL`, or the endpoint of the region.
+    /// Where the API is, for an endpoint in a VPC or for a test. Without TLS only on a loopback or link-local address. If absent,
+    /// `AWS_ENDPOINT_URL`, or the endpoint of the region.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "uri"))]
     pub endpoint: Option<String>,
