@@ -4,7 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use jiff::Timestamp;
-use quorate_core::model::{LEDGER_FORMAT, Lock};
+use quorate_core::model::{Lock, Program};
 
 use crate::key::{COMMAND_VARIABLE, FILE_VARIABLE, KeyError};
 
@@ -19,11 +19,9 @@ pub enum LedgerError {
         /// The newest older version that can be read.
         intact: Option<PathBuf>,
     },
-    #[error(
-        "the ledger {} has format {found}, and this quorate knows up to {LEDGER_FORMAT}: use a newer quorate",
-        path.display()
-    )]
-    NewerFormat { path: PathBuf, found: u32 },
+    /// An older version must not take the place of one that is only too new to be read.
+    #[error("the ledger {} {what}: use a newer quorate ({})", path.display(), writer(written_by))]
+    Newer { path: PathBuf, what: String, written_by: String },
     #[error("the ledger {} is damaged: {what}", path.display())]
     Damaged { path: PathBuf, what: String, intact: Option<PathBuf> },
     #[error("the secrets in {} cannot be opened or stored", path.display())]
@@ -35,16 +33,42 @@ pub enum LedgerError {
 }
 
 impl LedgerError {
-    /// Notes what somebody can go back to, where that helps.
-    pub(super) fn with_intact(self, find: impl FnOnce() -> Option<PathBuf>) -> Self {
+    /// Whether the file itself is to blame: not the disk, a key or another controller.
+    pub(super) fn is_damage(&self) -> bool {
         match self {
-            LedgerError::Unreadable { path, source, .. } => LedgerError::Unreadable { path, source, intact: find() },
-            LedgerError::Damaged { path, what, .. } => LedgerError::Damaged { path, what, intact: find() },
-            LedgerError::Sealed { path, source } if matches!(*source, KeyError::Damaged(_)) => {
+            LedgerError::Unreadable { .. } | LedgerError::Damaged { .. } => true,
+            LedgerError::Sealed { source, .. } => matches!(**source, KeyError::Damaged(_)),
+            _ => false,
+        }
+    }
+
+    /// Notes what somebody can go back to, where that helps. If a newer quorate wrote that, only a newer one can help.
+    pub(super) fn with_way_back(self, find: impl FnOnce() -> Result<Option<PathBuf>, LedgerError>) -> Self {
+        if !self.is_damage() {
+            return self;
+        }
+        let intact = match find() {
+            Err(newer @ LedgerError::Newer { .. }) => return newer,
+            found => found.unwrap_or_default(),
+        };
+        match self {
+            LedgerError::Unreadable { path, source, .. } => LedgerError::Unreadable { path, source, intact },
+            LedgerError::Damaged { path, what, .. } => LedgerError::Damaged { path, what, intact },
+            LedgerError::Sealed { path, source } => {
                 let what = format!("its encrypted part cannot be opened: {}", chain(&source));
-                LedgerError::Damaged { path, what, intact: find() }
+                LedgerError::Damaged { path, what, intact }
             }
             other => other,
+        }
+    }
+
+    /// What is wrong with the file, without its name.
+    pub(super) fn in_a_line(&self) -> String {
+        match self {
+            LedgerError::Unreadable { source, .. } => source.to_string(),
+            LedgerError::Damaged { what, .. } => what.clone(),
+            LedgerError::Sealed { source, .. } => chain(source),
+            other => chain(other),
         }
     }
 
@@ -54,9 +78,7 @@ impl LedgerError {
             LedgerError::Unreadable { path, intact, .. } | LedgerError::Damaged { path, intact, .. } => {
                 Some(way_back(path, intact.as_deref()))
             }
-            LedgerError::NewerFormat { .. } => {
-                Some(String::from("use the quorate that wrote it, or a newer one; nothing was changed"))
-            }
+            LedgerError::Newer { written_by, .. } => Some(newer_hint(written_by)),
             LedgerError::Sealed { source, .. } => key_hint(source),
             LedgerError::Locked { .. } => Some(String::from(
                 "wait until it exits; if it hangs, kill that process, which frees the lock at once; if its host is \
@@ -65,6 +87,25 @@ impl LedgerError {
             LedgerError::Io { source, .. } => space_hint(source),
             LedgerError::Lost { .. } => None,
         }
+    }
+}
+
+fn writer(written_by: &str) -> String {
+    let this = &Program::this().version;
+    match written_by {
+        "" => format!("this one is {this}; the ledger does not name the version that wrote it"),
+        writer => format!("this one is {this}, the ledger was written by {writer}"),
+    }
+}
+
+fn newer_hint(written_by: &str) -> String {
+    let hint = "run the command again with the quorate that wrote this ledger, or a newer one; nothing was changed";
+    // Two builds of one version may differ before it is released.
+    match written_by == Program::this().version {
+        true => format!(
+            "{hint}. If this build wrote it, it is damaged: move it away, then bring it back with `quorate ledger import`"
+        ),
+        false => hint.to_owned(),
     }
 }
 

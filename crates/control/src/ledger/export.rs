@@ -10,6 +10,7 @@ use quorate_core::Secret;
 use quorate_core::model::Ledger;
 use serde::Deserialize;
 
+use super::writer::judged;
 use super::{LedgerError, check_keys, parse};
 
 #[derive(Debug, thiserror::Error)]
@@ -57,7 +58,8 @@ const HISTORY: &str = "history";
 
 /// Encrypts the ledger, without its lock, and the lines of the history.
 pub fn export(ledger: &Ledger, history: &str, whom: &SealFor) -> Result<Vec<u8>, ExportError> {
-    let plain = Ledger { lock: None, ..ledger.clone() };
+    // A ledger that was read in an older format is in the present one by now.
+    let plain = Ledger { lock: None, ..ledger.as_written_here() };
     let mut plain = serde_json::to_value(&plain).expect("plain data serializes");
     plain[HISTORY] = history.into();
     let bytes = serde_json::to_vec(&plain).expect("plain data serializes");
@@ -89,8 +91,8 @@ pub fn import(sealed: &[u8], key: &OpenWith) -> Result<Exported, ExportError> {
     let mut bytes = Vec::new();
     reader.read_to_end(&mut bytes)?;
     let path = PathBuf::from("export");
-    let ledger = parse(&path, &bytes)?;
-    check_keys(&path, &ledger)?;
+    let checked = parse(&path, &bytes).and_then(|ledger| check_keys(&path, &ledger).map(|()| ledger));
+    let ledger = checked.map_err(|error| judged(error, &path, &bytes))?;
     let beside: Beside =
         serde_json::from_slice(&bytes).map_err(|source| LedgerError::Unreadable { path, source, intact: None })?;
     Ok(Exported { ledger, history: beside.history })

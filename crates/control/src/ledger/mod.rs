@@ -7,6 +7,7 @@ mod error;
 mod export;
 mod lock;
 mod seal;
+mod writer;
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -28,6 +29,7 @@ use crate::key::{KeyError, Keys, Ring};
 use lock::Watched;
 use quorate_agent::private_directory;
 use seal::Cache;
+use writer::Head;
 
 /// How many old versions are kept, to look at when something went wrong.
 const KEPT: u64 = 20;
@@ -61,7 +63,7 @@ impl Store {
             let Some(newest) = self.newest()? else { return Ok(None) };
             match self.read_version(newest) {
                 Err(LedgerError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => return Err(error.with_intact(|| self.newest_intact(newest))),
+                Err(error) => return Err(error.with_way_back(|| self.newest_intact(newest))),
                 Ok(ledger) => return Ok(Some(ledger)),
             }
         }
@@ -74,14 +76,25 @@ impl Store {
         self.parse(&path, &bytes)
     }
 
-    /// The newest of the older versions that can be read: what somebody can go back to.
-    fn newest_intact(&self, damaged: u64) -> Option<PathBuf> {
-        let mut older: Vec<u64> = self.versions().ok()?.into_iter().filter(|v| *v < damaged).collect();
+    /// The newest of the older versions that can be read: what somebody can go back to. Fails where only a newer quorate can say which.
+    fn newest_intact(&self, damaged: u64) -> Result<Option<PathBuf>, LedgerError> {
+        let mut older: Vec<u64> = self.versions()?.into_iter().filter(|v| *v < damaged).collect();
         older.sort_unstable();
-        older.into_iter().rev().find(|v| self.read_version(*v).is_ok()).map(|v| self.file(v))
+        for version in older.into_iter().rev() {
+            match self.read_version(version) {
+                Ok(_) => return Ok(Some(self.file(version))),
+                Err(newer @ LedgerError::Newer { .. }) => return Err(newer),
+                Err(_) => {}
+            }
+        }
+        Ok(None)
     }
 
     fn parse(&self, path: &Path, bytes: &[u8]) -> Result<Ledger, LedgerError> {
+        self.opened(path, bytes).map_err(|error| writer::judged(error, path, bytes))
+    }
+
+    fn opened(&self, path: &Path, bytes: &[u8]) -> Result<Ledger, LedgerError> {
         let unreadable = |source| LedgerError::Unreadable { path: path.to_owned(), source, intact: None };
         let mut ledger = parse(path, bytes)?;
         if let Some(sealed) = seal::part(bytes).map_err(unreadable)? {
@@ -94,10 +107,10 @@ impl Store {
 
     /// Writes the ledger as the next version. Fails with `Lost` when that version exists already.
     pub fn write(&self, ledger: &mut Ledger) -> Result<(), LedgerError> {
-        private_directory(&self.directory).map_err(|e| self.failed("made", e))?;
+        private_directory(&self.directory).map_err(|e| self.failed("created", e))?;
         let next = next(ledger.version, "version", &self.directory)?;
         self.keep_older_format(ledger).map_err(|e| self.failed("copied", e))?;
-        let written = Ledger { version: next, format: LEDGER_FORMAT, ..ledger.clone() };
+        let written = Ledger { version: next, ..ledger.as_written_here() };
         let draft = self.directory.join(format!(".{next}.{}", quorate_pki::random_hex(8)));
         self.put(&draft, &self.stored(&written)?).map_err(|e| self.failed("written", e))?;
         let linked = fs::hard_link(&draft, self.file(next));
@@ -116,6 +129,7 @@ impl Store {
             return Err(self.lost());
         }
         (ledger.version, ledger.format) = (next, LEDGER_FORMAT);
+        ledger.written_by = written.written_by;
         // The version is written, whatever becomes of older ones: the next writer tries again.
         let _ = self.prune(next);
         Ok(())
@@ -182,10 +196,10 @@ impl Store {
             if !seal::is_to_be_sealed(&bytes, ring.recipient()) {
                 continue;
             }
-            let Ok(mut ledger) = self.parse(&path, &bytes) else { continue };
-            ledger.format = LEDGER_FORMAT;
+            let Ok(ledger) = self.parse(&path, &bytes) else { continue };
             let draft = self.directory.join(format!(".{version}.{}", quorate_pki::random_hex(8)));
-            let written = self.put(&draft, &self.stored(&ledger)?).and_then(|()| fs::rename(&draft, &path));
+            let written =
+                self.put(&draft, &self.stored(&ledger.as_written_here())?).and_then(|()| fs::rename(&draft, &path));
             written.map_err(|e| self.failed("encrypted", e))?;
         }
         Ok(())
@@ -343,14 +357,13 @@ fn check_keys(path: &Path, ledger: &Ledger) -> Result<(), LedgerError> {
 
 /// Reads a ledger of this format or an older one. Its secrets are as they were stored.
 fn parse(path: &Path, bytes: &[u8]) -> Result<Ledger, LedgerError> {
-    #[derive(serde::Deserialize)]
-    struct Format {
-        format: u32,
-    }
     let unreadable = |source| LedgerError::Unreadable { path: path.to_owned(), source, intact: None };
-    let Format { format } = serde_json::from_slice(bytes).map_err(unreadable)?;
+    let head: Head = serde_json::from_slice(bytes).map_err(unreadable)?;
+    let format = head.format;
     if format > LEDGER_FORMAT {
-        return Err(LedgerError::NewerFormat { path: path.to_owned(), found: format });
+        return Err(
+            head.newer(path, format!("has format {format}, and this quorate reads formats up to {LEDGER_FORMAT}"))
+        );
     }
     let mut ledger: Ledger = if format == LEDGER_FORMAT {
         serde_json::from_slice(bytes).map_err(unreadable)?

@@ -1,12 +1,14 @@
 //! Ledgers that an earlier quorate has written. Those of format 2 have settings of providers at their old places, those of format 3 what
-//! only etcd has.
+//! only etcd has. Those of format 4 do not say who wrote them.
 
 use std::fs;
 use std::path::Path;
 
 use quorate_control::Home;
-use quorate_control::ledger::Store;
-use quorate_core::model::{FixtureId, FixtureKind, FixtureRecord, LEDGER_FORMAT, Ledger};
+use quorate_control::ledger::{OpenWith, SealFor, Store, export, import};
+use quorate_core::Secret;
+use quorate_core::kinds::etcd::front::Prefer;
+use quorate_core::model::{FixtureId, FixtureKind, FixtureRecord, LEDGER_FORMAT, Ledger, MemberName, Program};
 use quorate_core::planner::safety::fixed_at_formation;
 use quorate_core::providers::local::{LocalSettings, Network};
 use quorate_core::spec::Provider;
@@ -128,4 +130,46 @@ fn a_ledger_of_format_3_has_what_only_etcd_has_in_a_section_of_its_own_afterward
         serde_json::from_slice(&fs::read(store.directory().join("0000000012.json")).unwrap()).unwrap();
     assert!(["formation", "auth", "highest_revision"].iter().all(|moved| written.get(moved).is_none()), "{written}");
     assert_eq!(store.read().unwrap().unwrap(), ledger);
+}
+
+#[test]
+fn a_ledger_of_format_4_is_read_as_it_is_and_its_old_file_is_kept() {
+    let (_directory, store) = home_of("format-4", "today", "local.json", 13);
+    let original = fs::read(store.directory().join("0000000013.json")).unwrap();
+    let mut ledger = store.read().expect("it is read").expect("it exists");
+    assert_eq!((ledger.format, ledger.written_by.as_str()), (4, ""));
+    assert_eq!(ledger.etcd.formation.token(), Some("etcd-cluster-2ce0ef5a98a2"));
+    assert!(
+        ledger.etcd.auth.jwt.as_ref().is_some_and(|keys| keys.private.expose().contains("PRIVATE KEY")),
+        "it is opened"
+    );
+
+    store.write(&mut ledger).expect("it is written");
+    assert_eq!(fs::read(store.directory().join("0000000013.format-4.json")).unwrap(), original);
+    let again = store.read().unwrap().unwrap();
+    assert_eq!((again.format, &again.written_by), (LEDGER_FORMAT, &Program::this().version));
+    assert_eq!(again, ledger);
+}
+
+#[test]
+fn what_was_added_while_the_format_was_4_is_kept() {
+    let (_directory, store) = home_of("format-4", "cloud", "aws.json", 7);
+    let ledger = store.read().expect("it is read").expect("it exists");
+    assert_eq!(ledger.spec.provider.settings().name(), "aws");
+    assert_eq!(ledger.spec.etcd.front.as_ref().map(|front| front.prefer), Some(Prefer::Leader));
+    assert_eq!(ledger.members[&MemberName::from("etcd-1")].place.as_deref(), Some("eu-west-2a"));
+    assert_eq!(ledger.fixtures.0.len(), 1);
+}
+
+/// `ledger export` reads the ledger and writes nothing, so the ledger may still be of an older format.
+#[test]
+fn an_export_of_a_ledger_of_an_older_format_has_the_present_one() {
+    for (format, version) in [("format-2", 11), ("format-3", 11), ("format-4", 13)] {
+        let (_directory, store) = home_of(format, "today", "local.json", version);
+        let ledger = store.read().unwrap().unwrap();
+        let passphrase = Secret::new("battery staple");
+        let sealed = export(&ledger, "", &SealFor::Passphrase(passphrase.clone())).unwrap();
+        let opened = import(&sealed, &OpenWith::Passphrase(passphrase)).expect("it is read").ledger;
+        assert_eq!(opened, Ledger { lock: None, ..ledger.as_written_here() }, "{format}");
+    }
 }

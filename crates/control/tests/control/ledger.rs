@@ -10,7 +10,7 @@ use quorate_core::Secret;
 use quorate_core::kinds::etcd::Record;
 use quorate_core::kinds::etcd::spec::ClientAuth;
 use quorate_core::kinds::etcd::versions;
-use quorate_core::model::Ledger;
+use quorate_core::model::{Ledger, Program};
 use quorate_core::spec::generated;
 use serde_json::Value;
 
@@ -233,6 +233,104 @@ fn a_newer_format_is_refused_clearly() {
     std::fs::write(&file, newer.to_string()).unwrap();
     let refused = store.read().unwrap_err().to_string();
     assert!(refused.contains("format 99") && refused.contains("newer quorate"), "{refused}");
+}
+
+/// Two versions, the newer one changed by someone else. Why it is not read, and what is advised.
+fn read_after(change: impl FnOnce(&mut Value)) -> (String, String) {
+    let (_directory, store) = store();
+    let mut ledger = ledger();
+    store.write(&mut ledger).unwrap();
+    store.write(&mut ledger).unwrap();
+    let file = newest(&store);
+    let mut content = stored(&file);
+    change(&mut content);
+    std::fs::write(&file, content.to_string()).unwrap();
+    let error = store.read().unwrap_err();
+    (error.to_string(), error.hint().unwrap_or_default())
+}
+
+#[test]
+fn a_ledger_that_is_too_new_is_not_to_be_replaced_by_an_older_version() {
+    let this = &Program::this().version;
+    let by = |writer: &str| format!("use a newer quorate (this one is {this}, the ledger was written by {writer})");
+    let too_new = |change: fn(&mut Value), words: [&str; 2]| {
+        let (told, hint) = read_after(change);
+        assert!(words.iter().all(|word| told.contains(word)), "{told}");
+        assert!(told.contains("0000000002.json") && !hint.contains("--accept-older-ledger"), "{told}: {hint}");
+        assert!(hint.contains("with the quorate that wrote this ledger, or a newer one"), "{hint}");
+    };
+    too_new(|stored| stored["spec"]["etcd"]["turbo"] = true.into(), ["has an unknown field `turbo`:", &by(this)]);
+    too_new(
+        |stored| stored["spec"]["provider"] = serde_json::json!({"mainframe": {}}),
+        ["has an unknown variant `mainframe`:", &by(this)],
+    );
+    // Whatever a newer quorate has written, this one does not know what is wrong with it.
+    let of_99: [(fn(&mut Value), &str); 3] = [
+        (|stored| drop(stored.as_object_mut().unwrap().remove("members")), "cannot be read (missing field `members`"),
+        (|stored| stored["fence"] = u64::MAX.into(), "cannot be read (its fencing number is 18446744073709551615"),
+        (|stored| stored["format"] = 99.into(), "has format 99, and this quorate reads formats up to"),
+    ];
+    for (change, words) in of_99 {
+        let (told, hint) = read_after(|stored| {
+            stored["written_by"] = "99.0.0".into();
+            change(stored);
+        });
+        assert!(told.contains(words) && told.contains(&by("99.0.0")), "{told}");
+        assert!(!hint.contains("--accept-older-ledger") && !hint.contains("damaged"), "{hint}");
+    }
+    // As a later build with format 4 wrote it.
+    too_new(
+        |stored| {
+            stored["format"] = 4.into();
+            stored.as_object_mut().unwrap().remove("written_by");
+            stored["spec"]["members"][0]["mainframe"] = serde_json::json!({});
+        },
+        ["has an unknown field `mainframe`:", "the ledger does not name the version that wrote it"],
+    );
+}
+
+#[test]
+fn what_this_quorate_wrote_and_cannot_be_read_is_damaged() {
+    let (told, hint) = read_after(|stored| drop(stored.as_object_mut().unwrap().remove("members")));
+    assert!(told.ends_with("0000000002.json is not a ledger"), "{told}");
+    assert!(
+        hint.contains("0000000001.json next to it can be read") && hint.contains("--accept-older-ledger"),
+        "{hint}"
+    );
+}
+
+#[test]
+fn a_damaged_ledger_is_not_replaced_by_a_version_that_is_too_new() {
+    let (_directory, store) = store();
+    let mut ledger = ledger();
+    store.write(&mut ledger).unwrap();
+    store.write(&mut ledger).unwrap();
+    let second = newest(&store);
+    let mut content = stored(&second);
+    content["format"] = 99.into();
+    std::fs::write(&second, content.to_string()).unwrap();
+    std::fs::write(store.directory().join("0000000003.json"), "what is this").unwrap();
+    let error = store.read().unwrap_err();
+    assert!(matches!(&error, LedgerError::Newer { path, .. } if *path == second), "{error}");
+    assert!(!error.hint().unwrap().contains("--accept-older-ledger"));
+}
+
+/// The same format has the same fields, so two operators may use different versions.
+#[test]
+fn a_ledger_of_this_format_is_read_whoever_wrote_it() {
+    let (_directory, store) = store();
+    let mut ledger = ledger();
+    store.write(&mut ledger).unwrap();
+    let file = newest(&store);
+    let mut content = stored(&file);
+    assert_eq!(content["written_by"], Program::this().version);
+    content["written_by"] = "99.0.0".into();
+    std::fs::write(&file, content.to_string()).unwrap();
+    let mut read = store.read().unwrap().unwrap();
+    assert_eq!(read.written_by, "99.0.0");
+    store.write(&mut read).unwrap();
+    assert_eq!(read.written_by, Program::this().version);
+    assert_eq!(store.read().unwrap(), Some(read));
 }
 
 #[test]

@@ -7,7 +7,9 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::{Authorities, AuthorityRecord, CLIENT_PORT, FixtureId, FixtureKind, Fixtures, Issued, MemberName, Plane};
+use super::{
+    Authorities, AuthorityRecord, CLIENT_PORT, FixtureId, FixtureKind, Fixtures, Issued, MemberName, Plane, Program,
+};
 use crate::Secret;
 use crate::kinds::{etcd, postgres};
 use crate::providers;
@@ -15,10 +17,12 @@ use crate::spec::{ClusterSpec, Signer};
 
 /// The format that this program writes. A newer one is refused. Up to 1, secrets were stored as they are; up to 2, the
 /// spec had settings of single providers among those of clusters and members; up to 3, what only etcd has was among what
-/// every cluster has.
-pub const LEDGER_FORMAT: u32 = 4;
+/// every cluster has; up to 4, fields were added without a new number, and a ledger did not say who wrote it.
+///
+/// Raised with every change of what a ledger can hold; `tests/core/shape.rs` compares.
+pub const LEDGER_FORMAT: u32 = 5;
 
-/// Brings the content of a ledger of an older format to the present shape.
+/// Brings the content of a ledger of an older format to the present shape. Ledgers of format 4 have it already.
 pub fn migrate_ledger(ledger: &mut Value, format: u32) {
     if format <= 2 {
         to_sections_of_providers(ledger);
@@ -83,6 +87,9 @@ fn take<const N: usize>(from: &mut Map<String, Value>, to: &mut Map<String, Valu
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Ledger {
     pub format: u32,
+    /// The version of the quorate that wrote this; empty up to format 4. Like `format`, it stays where it is in every format.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub written_by: String,
     /// Raised by one with each write; a write of a version that exists already is refused.
     pub version: u64,
     /// Random, created once: distinguishes this cluster from an earlier one with the same name.
@@ -371,6 +378,7 @@ impl Ledger {
     pub fn each_secret(&mut self, mut visit: impl FnMut(&mut String)) {
         let Ledger {
             format: _,
+            written_by: _,
             version: _,
             cluster_id: _,
             spec: _,
@@ -425,9 +433,15 @@ impl Ledger {
         postgres.each_secret(&mut visit);
     }
 
+    /// The same, as this program writes it.
+    pub fn as_written_here(&self) -> Self {
+        Ledger { format: LEDGER_FORMAT, written_by: Program::this().version.clone(), ..self.clone() }
+    }
+
     pub fn new(cluster_id: String, spec: ClusterSpec) -> Self {
         Ledger {
             format: LEDGER_FORMAT,
+            written_by: Program::this().version.clone(),
             version: 0,
             cluster_id,
             spec,

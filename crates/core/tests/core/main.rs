@@ -1,5 +1,6 @@
 //! The rules as their users see them: specs, flags, the planner, the ledger. The stories and the model are separate binaries.
 
+mod declarations;
 mod flags_match_etcd;
 mod fuzz;
 mod ledger;
@@ -9,6 +10,7 @@ mod remarks;
 mod rooms;
 #[path = "../common/scene.rs"]
 mod scene;
+mod shape;
 mod spec_cases;
 mod spec_files;
 #[path = "../common/story.rs"]

@@ -1,0 +1,34 @@
+//! What a ledger can hold changes only together with the number of its format. Without that, an earlier build of the same format meets a
+//! field of a spec that it does not know, and takes the ledger for damaged; or it drops what it does not know of a record.
+
+use quorate_core::model::LEDGER_FORMAT;
+
+use crate::declarations::{Types, digest, has};
+
+/// The format, and the digest of a ledger's types, those of the spec in it among them.
+const SHAPE: (u32, &str) = (5, "d2bb11e54e46d3ed");
+
+const WHAT_TO_DO: &str = "\n
+what a ledger can hold has changed. In core/src/model/ledger.rs raise `LEDGER_FORMAT`, say there what is new, and move what has another
+place in `migrate_ledger`. Add a ledger of the last format to control/tests/control/format-N, and a test of it to formats.rs. Raise the
+version of the workspace, too, if the last one was released: a ledger names the version that wrote it. The number may stay if no ledger
+of it exists anywhere, because it was raised only just now. Then set `SHAPE` in this test to";
+
+#[test]
+fn what_a_ledger_can_hold_moves_only_with_the_number_of_its_format() {
+    let types = Types::read();
+    let reached = types.reached(&["Ledger"]);
+    // The search went to what only one kind has, to settings of single providers, and to what stands for another type in a file.
+    for part in [
+        "struct Lock{",
+        "highest_revision:u64",
+        "struct Rotation{",
+        "struct AwsSettings",
+        "struct Front{",
+        "BinaryFields{",
+    ] {
+        assert!(has(&reached, part), "{part} was not found");
+    }
+    let digest = digest(&reached);
+    assert_eq!(SHAPE, (LEDGER_FORMAT, digest.as_str()), "{WHAT_TO_DO} ({LEDGER_FORMAT}, \"{digest}\")");
+}
