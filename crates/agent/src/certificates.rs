@@ -118,7 +118,7 @@ impl Agent {
 fn check_key(state: &State, of: CertificateUse, chain: &str) -> Result<(), Refusal> {
     let name = of.file_stem();
     let refuse = |why: &str| Refusal::Failed { why: format!("the {name} certificate is not accepted: {why}") };
-    let key = state.key(of).ok_or_else(|| refuse("there is no key for it here, and none came with it"))?;
+    let key = state.key(of).ok_or_else(|| refuse("there is no key for it here, and the order has none"))?;
     let chain = tls::chain_from_pem(chain).map_err(|error| refuse(&error.to_string()))?;
     let leaf = ParsedCertificate::try_from(&chain[0]).map_err(|error| refuse(&error.to_string()))?;
     if leaf.subject_public_key_info().as_ref() == KeyPair::from_pem(key).map_err(AgentError::Pki)?.public_key_der() {

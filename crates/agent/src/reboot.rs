@@ -64,7 +64,7 @@ impl Reboots {
                 ordered.stage = Stage::Leaving;
                 Ok(())
             }
-            _ => Err(String::from("another controller came before the machine was rebooted")),
+            _ => Err(String::from("another controller took over before the machine was rebooted")),
         }
     }
 

@@ -144,7 +144,7 @@ pub(crate) async fn receive(body: &mut Incoming) -> Result<Option<Bytes>, Refusa
         Ok(Some(Ok(frame))) => Ok(Some(frame.into_data().unwrap_or_default())),
         Ok(Some(Err(error))) => Err(failed(error.to_string())),
         Ok(None) => Ok(None),
-        Err(_) => Err(failed(format!("nothing came for {} s", SILENCE.as_secs()))),
+        Err(_) => Err(failed(format!("nothing was received for {} s", SILENCE.as_secs()))),
     }
 }
 

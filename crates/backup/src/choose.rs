@@ -138,7 +138,7 @@ async fn newest(store: &Store, catalog: &Catalog) -> Result<Choice, Error> {
     if best.reached() < furthest.claims {
         let why = match furthest.damage.is_empty() {
             true if furthest.id() == latest.id() => String::from("the changes on top of the newest backup are damaged"),
-            true => format!("the changes on top of backup {}, which lead furthest, are damaged", furthest.id()),
+            true => format!("the most recent changes, on top of backup {}, are damaged", furthest.id()),
             false => String::from("the newest backup cannot be restored"),
         };
         return Err(refuse(catalog, &why, &damage));
@@ -147,8 +147,8 @@ async fn newest(store: &Store, catalog: &Catalog) -> Result<Choice, Error> {
     if best.full.id() != latest.id() && latest.damage.is_empty() {
         let leads = latest.up_to();
         notes.push(match leads < best.reached() {
-            true => format!("backup {} is later, but leads only to revision {leads}", latest.id()),
-            false => format!("backup {} is later, but leads no further", latest.id()),
+            true => format!("backup {} is later, but reaches only revision {leads}", latest.id()),
+            false => format!("backup {} is later, but reaches no later revision", latest.id()),
         });
     }
     let Way { full, chain } = best;
@@ -189,7 +189,7 @@ async fn at_revision(store: &Store, catalog: &Catalog, revision: i64) -> Result<
     }
     damage.extend(catalog.lost().cloned());
     let why = match (damage.is_empty(), furthest) {
-        (true, _) => format!("{what} was not recorded: the changes lead to revision {furthest}"),
+        (true, _) => format!("{what} was not recorded: the changes end at revision {furthest}"),
         (false, 0) => format!("{what} cannot be restored"),
         (false, _) => format!("{what} cannot be reached: the changes are good up to revision {furthest}"),
     };
@@ -249,7 +249,7 @@ fn until(segments: &[SegmentManifest], at: Timestamp) -> &[SegmentManifest] {
 
 /// Nothing is missing without it, yet it is worth knowing.
 fn passed_over(damage: &[Damage]) -> Vec<String> {
-    damage.iter().map(|one| format!("passed over, since another backup leads there too: {one}")).collect()
+    damage.iter().map(|one| format!("skipped, because another backup reaches it too: {one}")).collect()
 }
 
 fn choice(full: &Full, segments: Vec<SegmentManifest>, stop: Stop) -> Choice {

@@ -60,7 +60,7 @@ pub enum Error {
         "{path} is signed, and only the cluster's ledger has the key to sign it again: bring that here with `quorate ledger import`"
     )]
     CannotSign { path: String },
-    #[error("a key or certificate for the temporary etcd could not be made")]
+    #[error("a key or certificate for the temporary etcd could not be created")]
     Pki(#[source] Box<quorate_pki::Error>),
     #[error("the work was interrupted")]
     Interrupted(#[from] tokio::task::JoinError),

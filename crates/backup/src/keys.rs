@@ -11,7 +11,7 @@ use quorate_core::Secret;
 
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
-    #[error("`{0}` is not an age public key (they begin with age1; `age-keygen` makes one)")]
+    #[error("`{0}` is not an age public key (they begin with age1; `age-keygen` creates one)")]
     NotARecipient(String),
     #[error("no age identity was found in the given file: expected a line that begins with AGE-SECRET-KEY-1")]
     NotAnIdentity,

@@ -285,8 +285,9 @@ async fn revision_of(programs: &Programs, snapshot: &Path) -> Result<i64, Error>
     let mut command = Command::new(&programs.restorer);
     let said = run(programs, command.args(["snapshot", "status", "--write-out=json"]).arg(snapshot)).await?;
     let told: Result<Status, _> = serde_json::from_slice(&said);
-    told.map(|status| status.revision)
-        .map_err(|error| Error::Throwaway { why: format!("could not be restored: its status is not known: {error}") })
+    told.map(|status| status.revision).map_err(|error| Error::Throwaway {
+        why: format!("could not be restored: cannot read its exit status: {error}"),
+    })
 }
 
 /// Where the last revisions were deletions and are compacted, no key bears the last one, and the file says less than etcd counts. etcd

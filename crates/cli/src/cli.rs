@@ -129,13 +129,13 @@ pub enum Verb {
     /// Reboot the machines of a cluster, one after another
     ///
     /// The leader moves away from a machine before it reboots, and the next machine follows when the member is healthy
-    /// again. Refused if the cluster could not serve meanwhile. With --upgrade-packages apt-get upgrades the packages
+    /// again. Refused if the cluster could not serve clients during it. With --upgrade-packages apt-get upgrades the packages
     /// of each machine first; if that fails, the machine is not rebooted and no other one is touched. After an
     /// interruption, `quorate apply` continues within 15 minutes.
     Reboot(Reboot),
     /// Make another member of a PostgreSQL cluster the primary
     ///
-    /// Patroni does it; the former primary follows as a standby. Without --to the standby that is furthest takes over.
+    /// Patroni does it; the former primary follows as a standby. Without --to, the standby with the least lag takes over.
     /// Refused if the standby could lack a confirmed commit or lags too far. After an interruption, `quorate apply`
     /// continues within 15 minutes.
     Switchover(Switchover),
@@ -145,7 +145,7 @@ pub enum Verb {
     /// Rebuild an etcd cluster after permanent quorum loss
     ///
     /// Shows which members are reachable, which have data and where their logs end, and what may be lost; asks for the
-    /// cluster's name. Then the survivor whose log reaches furthest is rebuilt as a cluster of one, and the others rejoin as new
+    /// cluster's name. Then the survivor with the most recent log is rebuilt as a cluster of one, and the others rejoin as new
     /// members. Refused while the cluster has a quorum, and when no member has data.
     Recover(Recover),
     /// Show all steps ever taken: when, by whom, why and how they ended
@@ -236,7 +236,7 @@ pub enum Verb {
     /// List requests that are not carried out yet, or withdraw one
     ///
     /// A run that was interrupted leaves what was confirmed in the ledger, and the next run continues it. A request that has not
-    /// begun can be withdrawn while no controller is at work.
+    /// begun can be withdrawn while no controller is running.
     Requests(Requests),
     /// Break the lock of a dead controller
     ///

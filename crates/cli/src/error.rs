@@ -152,7 +152,7 @@ impl Error {
             error if error.of_the_ledger().is_some() => error.of_the_ledger().and_then(LedgerError::hint),
             Error::Backup(error) => backup_hint(error),
             Error::Control(ControlError::UsedBy { users, .. }) => {
-                Some(format!("nothing was deleted; `quorate destroy` of {users} comes first"))
+                Some(format!("nothing was deleted; destroy {users} first"))
             }
             Error::Control(ControlError::NotAgreed { .. }) => Some(String::from(
                 "`quorate plan` shows what is needed now; `apply` without a saved plan asks, and with --yes it does not ask",

@@ -157,16 +157,16 @@ impl Reviewed {
         let (path, name) = (self.path.display(), &now.cluster);
         let again = "create the plan again with `quorate plan --save`";
         let Some(then) = self.plan.clusters.iter().find(|c| c.cluster == *name) else {
-            return Err(Error::refused(format!("the plan in {path} is not of cluster {name}"), again));
+            return Err(Error::refused(format!("the plan in {path} is not for cluster {name}"), again));
         };
         if let Some(id) = &then.cluster_id
             && now.cluster_id.as_ref() != Some(id)
         {
-            let here = now
-                .cluster_id
-                .as_ref()
-                .map_or_else(|| String::from("none is known here"), |id| format!("that of the one here is {id}"));
-            let what = format!("the plan in {path} is of another cluster {name}: its id is {id}, and {here}");
+            let here = now.cluster_id.as_ref().map_or_else(
+                || String::from("no such cluster is known here"),
+                |id| format!("the local cluster has id {id}"),
+            );
+            let what = format!("the plan in {path} is for another cluster {name}: its id is {id}, and {here}");
             return Err(Error::refused(what, again));
         }
         Ok(told(then, now))
@@ -286,8 +286,14 @@ mod tests {
         now.spec.members.pop();
         assert!(reviewed.differences(&now).unwrap().contains("its spec has changed since the plan was made"));
         let refusal = reviewed.differences(&cluster(Some("b"), &[])).unwrap_err().to_string();
-        assert!(refusal.contains("another cluster demo: its id is a, and that of the one here is b"), "{refusal}");
-        assert!(reviewed.differences(&cluster(None, &[])).unwrap_err().to_string().contains("none is known here"));
+        assert!(refusal.contains("another cluster demo: its id is a, and the local cluster has id b"), "{refusal}");
+        assert!(
+            reviewed
+                .differences(&cluster(None, &[]))
+                .unwrap_err()
+                .to_string()
+                .contains("no such cluster is known here")
+        );
         assert!(reviewed.is_all_of(&["demo"], "x").is_ok());
         assert!(reviewed.is_all_of(&["other"], "x").is_err());
     }

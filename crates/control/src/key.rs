@@ -48,7 +48,7 @@ pub enum KeyError {
     Command { said: String },
     #[error("both {FILE_VARIABLE} and {COMMAND_VARIABLE} are set: unset one of them")]
     Ambiguous,
-    #[error("another `quorate key rotate` is at work on the key file {}", path.display())]
+    #[error("another `quorate key rotate` is running on the key file {}", path.display())]
     Rotating { path: PathBuf },
     #[error("the key file {} cannot be {what}", path.display())]
     Io { what: &'static str, path: PathBuf, source: io::Error },
@@ -239,7 +239,7 @@ fn create(path: &Path, text: &Secret) -> Result<(), KeyError> {
     let _ = fs::remove_file(&draft);
     match linked {
         Err(e) if e.kind() != io::ErrorKind::AlreadyExists => {
-            Err(KeyError::Io { what: "made", path: path.to_owned(), source: e })
+            Err(KeyError::Io { what: "created", path: path.to_owned(), source: e })
         }
         _ => sync_parent(path),
     }
@@ -247,7 +247,7 @@ fn create(path: &Path, text: &Secret) -> Result<(), KeyError> {
 
 /// A file next to the one that it becomes.
 fn draft(path: &Path, text: &Secret) -> Result<(PathBuf, File), KeyError> {
-    let failed = |source| KeyError::Io { what: "made", path: path.to_owned(), source };
+    let failed = |source| KeyError::Io { what: "created", path: path.to_owned(), source };
     if let Some(parent) = path.parent() {
         private_directory(parent).map_err(failed)?;
     }
@@ -260,7 +260,7 @@ fn draft(path: &Path, text: &Secret) -> Result<(PathBuf, File), KeyError> {
 fn sync_parent(path: &Path) -> Result<(), KeyError> {
     let parent = path.parent().unwrap_or(Path::new("/"));
     let synced = File::open(parent).and_then(|directory| directory.sync_all());
-    synced.map_err(|source| KeyError::Io { what: "made", path: path.to_owned(), source })
+    synced.map_err(|source| KeyError::Io { what: "created", path: path.to_owned(), source })
 }
 
 #[cfg(test)]

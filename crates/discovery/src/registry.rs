@@ -98,9 +98,9 @@ pub enum Refusal {
         "member {id} is registered with another value: use a new token, or start the member as it was started before"
     )]
     OtherValue { id: String },
-    #[error("the name {name} is registered for other peer URLs: each member of a cluster needs a name of its own")]
+    #[error("the name {name} is registered for other peer URLs: each member of a cluster needs a different name")]
     NameTaken { name: String },
-    #[error("the peer URL {url} is registered for member {name}: each member of a cluster needs URLs of its own")]
+    #[error("the peer URL {url} is registered for member {name}: each member of a cluster needs different URLs")]
     UrlTaken { url: String, name: String },
     #[error("the cluster is full: {members} members registered for {size} places")]
     Full { members: usize, size: u16 },

@@ -34,7 +34,7 @@ pub enum TlsError {
     Unreadable { what: &'static str, path: PathBuf },
     #[error("the certificate in {} cannot be used with its key", path.display())]
     NoPair { path: PathBuf, source: rustls::Error },
-    #[error("the certificate cannot be made")]
+    #[error("the certificate cannot be created")]
     Pki(#[from] quorate_pki::Error),
     #[error("TLS cannot be set up")]
     Rustls(#[from] rustls::Error),

@@ -63,7 +63,7 @@ pub enum Fault {
 pub enum FaultError {
     #[error("{what} does not run on {member}")]
     NotRunning { member: MemberName, what: &'static str },
-    #[error("the fault cannot be made on {member}: {what}")]
+    #[error("the fault cannot be injected on {member}: {what}")]
     Io { member: MemberName, what: &'static str, source: io::Error },
     #[error("the disk of {member} was full for {} seconds, and nothing was written to it", FILLING.as_secs())]
     NotFelt { member: MemberName },

@@ -34,7 +34,7 @@ pub enum ImportError {
     Document { number: usize, why: String },
     #[error("{count} of the nodes exist already and differ: {names}; nothing was written")]
     Exists { count: usize, names: String },
-    #[error("another client wrote below {near} meanwhile; {written} nodes were written; run the import again")]
+    #[error("another client wrote below {near} at the same time; {written} nodes were written; run the import again")]
     Raced { near: String, written: usize },
     #[error(transparent)]
     Etcd(#[from] Error),

@@ -34,13 +34,13 @@ pub enum Error {
     RequestUnreadable,
     #[error("the signing request is not signed by the key that it names")]
     RequestNotProven,
-    #[error("the public key in the signing request is of a kind that is not supported")]
+    #[error("the public key in the signing request has an unsupported type")]
     RequestKeyUnsupported,
     #[error("{name:?} is not a DNS name that a certificate can carry")]
     BadDnsName { name: String },
     #[error("a validity of {validity:#} is not a time to come")]
     BadValidity { validity: SignedDuration },
-    #[error("an RSA key cannot be made: {why}")]
+    #[error("an RSA key cannot be created: {why}")]
     RsaGeneration { why: String },
     #[error("the certificate cannot be written")]
     Writing(#[from] rcgen::Error),

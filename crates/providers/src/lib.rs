@@ -166,7 +166,7 @@ pub enum ProviderError {
     NotOurs { path: PathBuf, found: String },
     #[error("there is no machine {machine} in cluster {cluster}")]
     NoSuchMachine { cluster: String, machine: String },
-    #[error("this provider makes nothing such as {fixture}")]
+    #[error("this provider cannot create {fixture}")]
     NoSuchFixture { fixture: FixtureId },
     #[error("the agent of {member} did not come up; its log ends with: {last_words}")]
     AgentDied { member: MemberName, last_words: String },

@@ -297,7 +297,7 @@ impl Process {
             },
             Process::Found { ended, .. } => {
                 let _ = ended.await;
-                String::from("ended; how is not known, as an earlier agent had started it")
+                String::from("exited; with which status is unknown, because an earlier agent started it")
             }
         }
     }

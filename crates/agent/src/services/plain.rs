@@ -36,7 +36,7 @@ impl Agent {
         match self.services.with(self.plain_profile(&service)).await?.look().await {
             ServiceState::Running { digest, .. } if digest == launch.digest => Ok(()),
             ServiceState::Running { .. } => Err(refuse(format!("{name} runs already, with other inputs"))),
-            ServiceState::Unknown { why } => Err(refuse(format!("whether {name} runs is not known: {why}"))),
+            ServiceState::Unknown { why } => Err(refuse(format!("cannot tell whether {name} is running: {why}"))),
             ServiceState::Stopped | ServiceState::BackingOff { .. } => self.launch_again(&service, launch).await,
         }
     }
@@ -49,7 +49,7 @@ impl Agent {
         match self.services.with(self.plain_profile(&service)).await?.look().await {
             // The order has come before, or late.
             ServiceState::Running { digest, .. } if digest == launch.digest => Ok(()),
-            ServiceState::Unknown { why } => Err(refuse(format!("whether {name} runs is not known: {why}"))),
+            ServiceState::Unknown { why } => Err(refuse(format!("cannot tell whether {name} is running: {why}"))),
             _ => self.launch_again(&service, launch).await,
         }
     }

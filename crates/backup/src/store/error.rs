@@ -61,7 +61,7 @@ pub enum Trouble {
     TooLarge { limit: u64, found: u64 },
     #[error("it exists already, with other content")]
     AlreadyExists,
-    #[error("someone else changed it meanwhile")]
+    #[error("someone else changed it at the same time")]
     Changed,
     #[error("{0}")]
     Other(String),

@@ -124,7 +124,7 @@ async fn what_leads_furthest_is_restored_though_another_is_later() {
     let choice = shelf.choose(Wish::Newest).await.unwrap();
     leads(&choice, &first, 40);
     assert_eq!(choice.stop, Stop::AtTheEnd);
-    assert_eq!(choice.notes, [format!("backup {second} is later, but leads only to revision 20")]);
+    assert_eq!(choice.notes, [format!("backup {second} is later, but reaches only revision 20")]);
     // As soon as the later one leads as far, it is the shorter way.
     shelf.changes(&second, &[(21, 40, 130, 131)]).await;
     let choice = shelf.choose(Wish::Newest).await.unwrap();
@@ -151,7 +151,7 @@ async fn a_revision_is_found_on_whichever_backup_leads_there() {
     }
     assert_eq!(shelf.choose(Wish::Revision(20)).await.unwrap().full.id, second);
     let told = shelf.choose(Wish::Revision(41)).await.unwrap_err();
-    assert!(told.starts_with("revision 41 was not recorded: the changes lead to revision 40"), "{told}");
+    assert!(told.starts_with("revision 41 was not recorded: the changes end at revision 40"), "{told}");
 }
 
 #[tokio::test]
@@ -191,7 +191,7 @@ async fn a_moment_is_not_taken_from_an_older_backup_without_a_word() {
     shelf.spoil(&Names::new(CLUSTER).manifest(&second));
     let choice = shelf.choose(Wish::At(at(150))).await.unwrap();
     leads(&choice, &first, 30);
-    assert!(choice.notes[0].starts_with("passed over") && choice.notes[0].contains(second.as_str()), "{choice:?}");
+    assert!(choice.notes[0].starts_with("skipped") && choice.notes[0].contains(second.as_str()), "{choice:?}");
 }
 
 #[tokio::test]

@@ -100,7 +100,7 @@ async fn every_revision_and_moment_comes_back(version: &str) {
     assert_eq!(Some(&newest), revisions.last());
 
     let beyond = choose(&room.store, &catalog, &Wish::Revision(newest + 1)).await.unwrap_err();
-    assert!(beyond.to_string().contains(&format!("lead to revision {newest}")), "{beyond}");
+    assert!(beyond.to_string().contains(&format!("end at revision {newest}")), "{beyond}");
     let before = choose(&room.store, &catalog, &Wish::Revision(2)).await.unwrap_err();
     assert!(matches!(before, Error::NothingToRestore(_)), "{before}");
 }

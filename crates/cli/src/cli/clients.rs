@@ -48,9 +48,9 @@ pub enum OutputFormat {
 /// A port of HAProxy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum ProxyPort {
-    /// Leads to the primary
+    /// The port to the primary
     Primary,
-    /// Leads to replicas
+    /// The port to replicas
     Replica,
 }
 

@@ -76,7 +76,7 @@ pub struct ImageImport {
     /// An image that `quorate image build` built, with its manifest next to it: of a container or, as qcow2, of a virtual machine
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
-    /// Where it goes
+    /// Where to import it
     #[arg(long, value_enum, default_value_t)]
     pub to: ImageStore,
     /// Incus: the server, as in `incus remote list`; by default the one on this host
@@ -123,7 +123,7 @@ pub struct ImageBuild {
     /// The static quorate that becomes the machines' agent; by default this program
     #[arg(long, value_name = "FILE")]
     pub program: Option<PathBuf>,
-    /// An image like those of clouds: with cloud-init, without agent and etcd
+    /// A generic cloud image: cloud-init, no agent, no etcd
     #[arg(long, conflicts_with = "program")]
     pub cloud_init: bool,
     /// The release of Debian

@@ -89,7 +89,7 @@ pub fn certificate_of(context: &Context, ledger: &Ledger, user: &str) -> Result<
     let (directory, name) = (context.home.clients(ledger.spec.name.as_str()), file_name(user));
     let files = (directory.join(format!("{name}.crt")), directory.join(format!("{name}.key")));
     if !clients::is_usable(&files.0, ledger) || !files.1.exists() {
-        private_directory(&directory).map_err(Error::file("made", &directory))?;
+        private_directory(&directory).map_err(Error::file("created", &directory))?;
         let issued = clients::issue(&context.home, ledger, user, None, None)?;
         if let Some(key) = &issued.key {
             write_private(&files.1, key.expose())?;
@@ -149,7 +149,7 @@ pub fn issue(context: &Context, options: cli::CertIssue) -> Result<Exit, Error> 
     let validity = options.days.map(|days| validity(&ledger, &options.user, days)).transpose()?;
     let issued = clients::issue(&context.home, &ledger, &options.user, request.as_deref(), validity)?;
     let directory = options.out.unwrap_or_else(|| context.home.clients(&options.name));
-    private_directory(&directory).map_err(Error::file("made", &directory))?;
+    private_directory(&directory).map_err(Error::file("created", &directory))?;
     let name = file_name(&options.user);
     let certificate = directory.join(format!("{name}.crt"));
     let mut written = vec![("certificate", certificate.clone())];

@@ -234,7 +234,7 @@ fn agree(name: &str, scenarios: &[Scenario], options: &cli::Drill) -> Result<(),
 }
 
 fn create(path: &Path) -> Result<BufWriter<File>, Error> {
-    Ok(BufWriter::new(File::create(path).map_err(Error::file("made", path))?))
+    Ok(BufWriter::new(File::create(path).map_err(Error::file("created", path))?))
 }
 
 /// The checker's word on what was recorded earlier.

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use quorate_control::key::Place;
 use quorate_control::kinds::etcd::status::known_clusters;
+use quorate_core::text::plural;
 use serde::Serialize;
 
 use super::Context;
@@ -49,7 +50,7 @@ pub fn show(context: &Context, options: cli::KeyShow) -> Result<Exit, Error> {
 
 fn text(shown: &Shown) -> String {
     let Shown { from, public_key, also_opens, clusters } = shown;
-    let none = || String::from("none yet: it is made when the first secret is stored");
+    let none = || String::from("none yet: it is created with the first secret");
     let mut text = format!("key         {from}\npublic key  {}\n", public_key.clone().unwrap_or_else(none));
     also_opens.iter().for_each(|key| text.push_str(&format!("also opens  {key}\n")));
     for (cluster, to) in clusters {
@@ -67,16 +68,17 @@ pub async fn rotate(context: &Context, options: cli::KeyRotate) -> Result<Exit, 
     let keys = context.home.keys();
     if keys.ring()?.is_none() {
         let what = "there is no key yet, so there is nothing to rotate";
-        return Err(Error::refused(what, "`quorate apply` makes one when it stores the first secret"));
+        return Err(Error::refused(what, "it is created with the first secret that `quorate apply` stores"));
     }
     let rotation = keys.begin_rotation()?;
     if rotation.continues {
-        output::talk("an earlier rotation is not complete: it is continued, and no other key is made\n");
+        output::talk("resuming an unfinished rotation; no new key is created\n");
     }
     let clusters = known_clusters(&context.home);
     seal_again(context, &clusters).await?;
     let public = rotation.ring().recipient();
-    output::talk(&format!("the ledgers of {} clusters are encrypted to {public}\n", clusters.len()));
+    let are = if clusters.len() == 1 { "is" } else { "are" };
+    output::talk(&format!("{} {are} encrypted to {public}\n", plural(clusters.len(), "ledger")));
     match rotation.shared_file(context.home.root()) {
         Some(path) if !options.drop_old => output::talk(&format!(
             "{} is outside {}, so other homes may need the old key: it is kept\n\
@@ -108,6 +110,6 @@ async fn seal_again(context: &Context, clusters: &[String]) -> Result<(), Error>
         return Ok(());
     }
     let what =
-        format!("a controller is at work on {}, so its ledger is not encrypted to the new key yet", busy.join(", "));
-    Err(Error::refused(what, "run `quorate key rotate` again when it has ended; until then both keys are kept"))
+        format!("a controller is running on {}, so its ledger is not encrypted to the new key yet", busy.join(", "));
+    Err(Error::refused(what, "run `quorate key rotate` again when it has exited; until then both keys are kept"))
 }

@@ -109,7 +109,7 @@ async fn beside_backup(
     }
     found.ok_or_else(|| {
         let what = format!("no backup of {} in {} has a ledger next to it", spec.name, store.place());
-        Error::refused(what, "it is stored only where the spec names recipients")
+        Error::refused(what, "a ledger is stored only if `backup.recipients` is set")
     })
 }
 
@@ -161,16 +161,17 @@ fn replace(store: Store, existing: Ledger, imported: Ledger, meant: bool) -> Res
 
 fn may_replace(existing: &Ledger, imported: &Ledger) -> Result<(), Error> {
     let name = &existing.spec.name;
-    let hint = "pass --replace to overwrite the one that is here; export it first to keep it";
+    let hint = "pass --replace to overwrite the local ledger; export it first to keep it";
     if existing.cluster_id != imported.cluster_id {
         let (here, there) = (&existing.cluster_id, &imported.cluster_id);
-        let what =
-            format!("the ledger of {name} here is of another cluster: its id is {here}, that of the export {there}");
+        let what = format!(
+            "the local ledger of {name} belongs to another cluster: its id is {here}, that of the export {there}"
+        );
         return Err(Error::refused(what, hint));
     }
     if existing.version > imported.version {
         let (here, there) = (existing.version, imported.version);
-        let what = format!("the ledger of {name} here is newer: it has version {here}, the export {there}");
+        let what = format!("the local ledger of {name} is newer: it has version {here}, the export {there}");
         return Err(Error::refused(what, hint));
     }
     Ok(())
@@ -215,7 +216,7 @@ mod tests {
     fn an_import_replaces_neither_a_newer_ledger_nor_that_of_another_cluster() {
         assert!(may_replace(&ledger("a", 5), &ledger("a", 6)).is_ok());
         let newer = may_replace(&ledger("a", 7), &ledger("a", 6)).unwrap_err().to_string();
-        assert_eq!(newer, "the ledger of demo here is newer: it has version 7, the export 6");
+        assert_eq!(newer, "the local ledger of demo is newer: it has version 7, the export 6");
         assert!(may_replace(&ledger("a", 1), &ledger("b", 6)).unwrap_err().to_string().contains("another cluster"));
     }
 

@@ -47,7 +47,7 @@ pub async fn run(context: &Context, options: cli::Recover) -> Result<Exit, Error
 
 const WHAT_MAY_BE_LOST: &str = "
 if these are all the survivors:
-  - lost: acknowledged writes after the end of the furthest log above, which only missing members hold
+  - lost: acknowledged writes after the end of the most recent log above, which only missing members have
   - kept: everything in that log; its last entries may not have been committed, and count as written from now on
   - destroyed: the machines of all other members, even if they come back later; new ones take their places
 clients must restart their watches: revisions continue far above the last one, and everything before is compacted
@@ -57,7 +57,7 @@ clients must restart their watches: revisions continue far above the last one, a
 fn of_users(users: String) -> String {
     format!(
         "  - PostgreSQL cluster {users} keeps Patroni's state here, which may become older. If its primary or its synchronous standbys have \
-         changed since, one of those of then can become the primary, even if it lacks confirmed commits. Stop all clients of {users} first, \
+         changed since, a former primary or standby may be promoted, even if it lacks confirmed commits. Stop all clients of {users} first, \
          and wait until `quorate status` shows no lag of any member\n"
     )
 }

@@ -105,7 +105,7 @@ async fn run_prepared(
     if let Some(users) = names_of_users(context, restore.known.as_ref()).filter(|_| exit == Exit::Done) {
         let look = context.command("status");
         output::talk(&format!(
-            "next: if `{look}` shows no primary of {users}, `quorate apply` of it finds out who may become it\n"
+            "next: if `{look}` shows no primary for {users}, run `quorate apply` for that cluster to elect a safe one\n"
         ));
     }
     Ok(exit)

@@ -49,7 +49,7 @@ fn go_on(ledger: &Ledger, options: &cli::Up) -> Result<Cluster, Error> {
     let differs = |what: &str, has: String, asked: Option<String>| match asked {
         Some(asked) if asked != has => Err(Error::refused(
             format!("cluster {} exists with {what} {has}, and {asked} was requested", spec.name),
-            "leave that option out to bring it up as it is, or give the new cluster another name",
+            "leave that option out to start it with its current settings, or give the new cluster another name",
         )),
         _ => Ok(()),
     };

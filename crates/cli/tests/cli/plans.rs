@@ -107,5 +107,5 @@ fn a_plan_that_does_not_fit_any_more_is_refused_with_what_differs() {
     // Another cluster of the same name.
     sandbox.quorate(&["destroy", "c", "--yes", "--without-backup"]).ok();
     let told = sandbox.quorate(&["apply", "--plan", "p.json", "c.yaml"]).expect(1).stderr;
-    assert!(told.contains("is of another cluster c") && told.contains("none is known here"), "{told}");
+    assert!(told.contains("is for another cluster c") && told.contains("no such cluster is known here"), "{told}");
 }

@@ -139,14 +139,15 @@ fn formats_of_a_newer_quorate() {
     refused(
         &sandbox,
         &text,
-        &["c.yaml:1:10: error", "reads version 1 of the spec, and this file is of version 2", "use a newer quorate"],
+        &["c.yaml:1:10: error", "reads version 1 of the spec, and this file has version 2", "use a newer quorate"],
     );
 
     let ledger = sandbox.home().join("clusters/c/ledger");
     fs::create_dir_all(&ledger).unwrap();
     sandbox.file("c.yaml", &spec(1, OLDEST, "", ""));
     for (content, words) in [
-        (r#"{"format": 99, "of": "the future"}"#, ["has format 99", "use a newer quorate"]),
+        (r#"{"format": 99, "of": "the future"}"#, ["has format 99", "use a newer quorate (this one is "]),
+        (r#"{"format": 99, "written_by": "9.9.9"}"#, ["has format 99", "the ledger was written by 9.9.9)"]),
         ("what is this", ["0000000007.json is not a ledger", "because: expected value at line 1 column 1"]),
         (r#"{"format": 1}"#, ["0000000007.json is not a ledger", "missing field"]),
     ] {
@@ -154,6 +155,7 @@ fn formats_of_a_newer_quorate() {
         for arguments in [&["apply", "c.yaml", "--yes"][..], &["up", "c"], &["status", "c"], &["plan", "c.yaml"]] {
             let told = sandbox.quorate(arguments).expect(1).stderr;
             assert!(words.iter().all(|word| told.contains(word)), "{arguments:?} says {told}");
+            assert!(!told.contains("--accept-older-ledger"), "{arguments:?} says {told}");
         }
         assert_eq!(fs::read_to_string(ledger.join("0000000007.json")).unwrap(), content, "left as it was");
         assert_eq!(fs::read_dir(&ledger).unwrap().count(), 1);

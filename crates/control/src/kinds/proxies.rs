@@ -75,7 +75,7 @@ fn health(facts: &Facts) -> (&'static str, Option<String>) {
     let trouble = facts.services.iter().find_map(|(name, state)| match state {
         ServiceState::Running { .. } => None,
         ServiceState::Stopped => Some(("stopped", format!("{name} does not run"))),
-        ServiceState::Unknown { why } => Some(("unknown", format!("whether {name} runs is not known: {why}"))),
+        ServiceState::Unknown { why } => Some(("unknown", format!("cannot tell whether {name} is running: {why}"))),
         ServiceState::BackingOff { last_exit: Exit { how, last_words, .. }, .. } => {
             let words = if last_words.is_empty() { String::new() } else { format!(": {last_words}") };
             Some(("failing", format!("{name}: {how}{words}")))

@@ -18,7 +18,7 @@ pub enum ControlError {
     Ledger(#[from] LedgerError),
     #[error(transparent)]
     Provider(#[from] ProviderError),
-    #[error("a certificate could not be made")]
+    #[error("a certificate could not be created")]
     Pki(#[from] quorate_pki::Error),
     #[error(transparent)]
     Agent(#[from] quorate_agent::client::ClientError),

@@ -409,7 +409,12 @@ fn words(before: &Ledger, after: &Ledger) -> Vec<Word> {
         ("now", &before.without_grace, &after.without_grace, "that unreachable machines are dead"),
         ("recover", &recovery_before, &recovery_after, "that the quorum is permanently lost"),
         ("restore", &restore_before, &restore_after, "that the data of all members is replaced"),
-        ("accept-older-ledger", &before.older_accepted, &after.older_accepted, "that this older ledger leads"),
+        (
+            "accept-older-ledger",
+            &before.older_accepted,
+            &after.older_accepted,
+            "that this older ledger is authoritative",
+        ),
     ];
     for (kind, before, after, what) in consents {
         if let Some(consent) = after.as_ref().filter(|_| before != after) {

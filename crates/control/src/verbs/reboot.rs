@@ -60,7 +60,7 @@ pub fn check(ledger: &Ledger, names: &[String]) -> Result<Vec<MemberName>, VerbE
         return Err(VerbError::Refused { what, hint });
     }
     refuse_if_off(ledger)?;
-    refuse_unless_formed(ledger, "no machine of it can be rebooted")?;
+    refuse_unless_formed(ledger, "none of its machines can be rebooted")?;
     Ok(members)
 }
 

@@ -31,7 +31,7 @@ pub fn check(ledger: &Ledger, name: &str) -> Result<MemberName, VerbError> {
     refuse_if_being_destroyed(Some(ledger))?;
     let member = member(ledger, name)?;
     refuse_if_off(ledger)?;
-    refuse_unless_formed(ledger, "no member of it can be replaced")?;
+    refuse_unless_formed(ledger, "none of its members can be replaced")?;
     Ok(member)
 }
 

@@ -223,7 +223,7 @@ async fn highest_in_backups(cluster: &Cluster, known: Option<&Ledger>, teller: &
     };
     looked.await.unwrap_or_else(|error| {
         let why = with_causes(&error);
-        teller.say(&format!("warning: how far the backups of this cluster go is not known: {why}"));
+        teller.say(&format!("warning: cannot tell how recent the backups of this cluster are: {why}"));
         0
     })
 }

@@ -299,7 +299,7 @@ impl fmt::Display for Action {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Action::MakeSecrets { kinds } => {
-                write!(f, "put {} into the ledger", list(kinds.iter().map(|k| secret_name(*k))))
+                write!(f, "store {} in the ledger", list(kinds.iter().map(|k| secret_name(*k))))
             }
             Action::CreateMachine { member, incarnation: 1, .. } => write!(f, "create the machine of {member}"),
             Action::CreateMachine { member, incarnation, data: Data::Goes } => {
@@ -475,6 +475,7 @@ pub(super) fn missing_secrets(kinds: &BTreeSet<SecretKind>) -> String {
             "members read them before they accept a certificate, so they must be there before a certificate can be revoked",
         );
     }
-    let them = if kinds.len() == 1 { "it" } else { "them" };
-    format!("the ledger does not hold {them} yet, and everything else rests on {them}")
+    let is_one = |kind: &SecretKind| !matches!(kind, SecretKind::JwtKeys | SecretKind::PostgresPasswords);
+    let them = if kinds.len() == 1 && kinds.iter().all(is_one) { "it" } else { "them" };
+    format!("the ledger does not have {them} yet; all later steps require {them}")
 }

@@ -325,7 +325,7 @@ impl fmt::Display for UnsafeBecause {
             }
             UnsafeBecause::LastProxy { member, down } => write!(
                 f,
-                "{} {} not serve clients: {member} is not disturbed meanwhile",
+                "{} {} not serve clients: {member} is left alone until then",
                 list(down),
                 if down.len() == 1 { "does" } else { "do" }
             ),
@@ -335,18 +335,18 @@ impl fmt::Display for UnsafeBecause {
             }
             UnsafeBecause::CommitsUnknown { silent, may_be_silent } => write!(
                 f,
-                "etcd was restored and nobody is the primary. Which member has all confirmed commits is not known: how far the log of {} \
-                 goes is not known, and {} needed",
+                "etcd was restored and there is no primary. quorate cannot tell which member has all confirmed commits: the end of the log \
+                 of {} is unknown, and {} must be known",
                 list(silent),
-                if *may_be_silent == 0 {
-                    String::from("all members are")
-                } else {
-                    format!("all but {may_be_silent} are")
+                match may_be_silent {
+                    0 => String::from("that of every member"),
+                    1 => String::from("that of all members but one"),
+                    some => format!("that of all members but {some}"),
                 }
             ),
             UnsafeBecause::FurthestIsBarred { member } => write!(
                 f,
-                "etcd was restored and nobody is the primary. No log goes further than that of {member}, which may not become the primary"
+                "etcd was restored and there is no primary. {member} has the most recent log, but may not become the primary"
             ),
             UnsafeBecause::DcsUnusable { why } => write!(f, "Patroni cannot keep its state in that etcd: {why}"),
             UnsafeBecause::NotReady { member, why, .. } => {
@@ -404,10 +404,10 @@ impl fmt::Display for UnsafeBecause {
                 if before == now {
                     return write!(
                         f,
-                        "the recovery was confirmed when the data of {before} went further than it does now"
+                        "the recovery was confirmed when the data of {before} was more recent than it is now"
                     );
                 }
-                write!(f, "the recovery was confirmed when {before} had data of the cluster, and now {now} has")
+                write!(f, "the recovery was confirmed when {before} had data of the cluster; now {now} has")
             }
             UnsafeBecause::SurvivorGone { member } => {
                 write!(f, "the cluster is being recovered from the data of {member}, and its machine is missing")
@@ -418,7 +418,7 @@ impl fmt::Display for UnsafeBecause {
             UnsafeBecause::RestoreUnfinished { token } => {
                 write!(
                     f,
-                    "the bootstrap with token {token} was started from a snapshot, and the ledger no longer says which"
+                    "the bootstrap with token {token} was started from a snapshot, and the ledger no longer has its name"
                 )
             }
             UnsafeBecause::AwaitsRestore { source } => {
@@ -452,7 +452,7 @@ impl fmt::Display for UnsafeBecause {
                 write!(f, "the spec gives {member} the address {address}, which {by} has and keeps")
             }
             UnsafeBecause::JoinVersion { member, cluster, wanted } if cluster.is_empty() => {
-                write!(f, "{member} would join with etcd {wanted}, and the cluster version is not known")
+                write!(f, "{member} would join with etcd {wanted}, and the cluster version is unknown")
             }
             UnsafeBecause::JoinVersion { member, cluster, wanted } => {
                 write!(f, "{member} would join with etcd {wanted}, and the cluster version is {cluster}")
@@ -477,12 +477,12 @@ impl fmt::Display for UnsafeBecause {
             }
             UnsafeBecause::VersionUnknown { member, told, wanted } if told.is_empty() => write!(
                 f,
-                "the version of etcd on {member} is not known, so it is not known whether {wanted} may follow it"
+                "the version of etcd on {member} is unknown, so quorate cannot tell whether {wanted} may follow it"
             ),
             UnsafeBecause::VersionUnknown { member, told, wanted } => write!(
                 f,
-                "etcd on {member} reports version `{told}`, which is not a release, so it is not known whether {wanted} \
-                 may follow it"
+                "etcd on {member} reports version `{told}`, which is not a release, so quorate cannot tell whether \
+                 {wanted} may follow it"
             ),
             UnsafeBecause::Quorum { member, voters, healthy, quorum } => write!(
                 f,

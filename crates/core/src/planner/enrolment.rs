@@ -20,10 +20,10 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
             // Nor where there is no machine yet, or any more.
             None if seen.machines.get().is_some_and(|machines| !machines.contains_key(member)) => {}
             None if safety::reboots::is_away(view, member) => {
-                let why = String::from("it was not asked yet");
+                let why = String::from("it has not been asked yet");
                 decision.wait(WaitingFor::Reboot { member: member.clone(), why, upgrading: None });
             }
-            None => wait(decision, member, "it was not asked yet"),
+            None => wait(decision, member, "it has not been asked yet"),
             Some(Seen::Unreachable { .. }) if decision.awaits_reboot(member) => {}
             Some(Seen::Unreachable { why, .. }) => wait(decision, member, why),
             // It is refused already, by name.

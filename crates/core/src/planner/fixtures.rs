@@ -80,9 +80,10 @@ fn keep(view: &View<'_>, found: &[FixtureSeen], wish: &FixtureWish, decision: &m
         let is_there = found.iter().any(|there| there.id.kind == FixtureKind::LoadBalancer && there.is_ours);
         match there {
             _ if !is_there => {}
-            None => decision.step(put(Members::new(), true), "the spec names it, and it has no record"),
+            None => decision.step(put(Members::new(), true), "the spec names it, but there is no such record"),
             Some(there) => {
-                let differs = (!there.to_balancer).then(|| String::from("it leads to members"));
+                let differs =
+                    (!there.to_balancer).then(|| String::from("it points to members, not to the load balancer"));
                 if let Some(why) = there.fault.clone().or(differs) {
                     decision.step(put(Members::new(), false), why);
                 }
@@ -92,9 +93,9 @@ fn keep(view: &View<'_>, found: &[FixtureSeen], wish: &FixtureWish, decision: &m
     }
     match (there, view.serving()) {
         (None, serving) if wish.id.kind == FixtureKind::LoadBalancer => {
-            decision.step(put(serving.unwrap_or_default(), true), "the spec has one, and there is none");
+            decision.step(put(serving.unwrap_or_default(), true), "the spec has a load balancer, but none exists");
         }
-        (None, Some(serving)) => decision.step(put(serving, true), "the spec names it, and it has no record"),
+        (None, Some(serving)) => decision.step(put(serving, true), "the spec names it, but there is no such record"),
         // Nobody says who serves: what is there stays as it is.
         (_, None) => {}
         (Some(there), Some(serving)) => {
@@ -119,7 +120,7 @@ fn made_otherwise(wish: &FixtureWish, there: &FixtureSeen) -> Option<String> {
 /// Where it leads, compared with where it should.
 fn difference(there: &FixtureSeen, serving: &Members) -> Option<String> {
     if there.to_balancer {
-        return Some(String::from("it leads to a load balancer that the spec no longer has"));
+        return Some(String::from("it points to a load balancer that the spec no longer has"));
     }
     let is_led_to = |member: &MemberName, address: &IpAddr| {
         there.leads_to.get(address).is_some_and(|name| name.as_ref().is_none_or(|name| name == member))

@@ -144,7 +144,7 @@ fn remove_unformed(view: &View<'_>, decision: &mut Decision, member: &MemberName
             decision.wait(WaitingFor::Agent { member: member.clone(), why: why.clone() });
         }
         None => {
-            let why = String::from("it was not asked yet");
+            let why = String::from("it has not been asked yet");
             decision.wait(WaitingFor::Agent { member: member.clone(), why });
         }
     }

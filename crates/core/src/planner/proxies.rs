@@ -32,7 +32,7 @@ pub(super) fn config_must_wait(view: &View<'_>, decision: &mut Decision, name: &
     match safety::may_configure_proxy(view, name) {
         Ok(()) => false,
         Err(other) => {
-            let why = format!("it does not serve with the configuration that {} is to get too", wish.machine);
+            let why = format!("it does not serve yet with the configuration that {} gets next", wish.machine);
             decision.wait(WaitingFor::Proxy { member: other, why });
             true
         }
@@ -113,9 +113,9 @@ fn others(view: &View<'_>, proxy: &MemberName) -> String {
     let others = view.desired.proxies.keys().filter(|other| other.as_str() != proxy.seat());
     let serving = others.filter(|other| safety::serves(view, other)).count();
     match serving {
-        0 => String::from("no other proxy serves meanwhile"),
-        1 => String::from("1 other proxy serves meanwhile"),
-        many => format!("{many} other proxies serve meanwhile"),
+        0 => String::from("no other proxy serves clients during this"),
+        1 => String::from("1 other proxy serves clients during this"),
+        many => format!("{many} other proxies serve clients during this"),
     }
 }
 

@@ -257,10 +257,10 @@ impl fmt::Display for WaitingFor {
                 write!(f, "the learner {member} to catch up: it lags by {lag} {entries}")
             }
             WaitingFor::ClusterVersion { now, wanted } => {
-                write!(f, "the cluster version to reach that of {wanted}: it is {now}")
+                write!(f, "the cluster version to match etcd {wanted}: it is still {now}")
             }
             WaitingFor::StorageVersion { member, now, wanted } => {
-                write!(f, "the data of {member} to be written in the format of {wanted}: it is in that of {now}")
+                write!(f, "{member} to write its data in the format of etcd {wanted}: it still has that of {now}")
             }
             WaitingFor::VersionSight { member: Some(member), wanted } => write!(
                 f,

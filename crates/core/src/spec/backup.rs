@@ -257,7 +257,7 @@ impl FromStr for StoreKeys {
                 // What stands there may be a secret in the wrong place.
                 _ => {
                     return Err(Malformed(format!(
-                        "line {number} has a name that is not known; use one of access_key_id, secret_access_key and \
+                        "line {number} has an unknown name; use one of access_key_id, secret_access_key and \
                          session_token"
                     )));
                 }

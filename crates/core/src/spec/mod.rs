@@ -147,7 +147,7 @@ impl Document {
             return None;
         };
         let found = text.parse::<u64>().ok().filter(|found| *found != u64::from(FORMAT))?;
-        let message = format!("this quorate reads version {FORMAT} of the spec, and this file is of version {found}");
+        let message = format!("this quorate reads version {FORMAT} of the spec, and this file has version {found}");
         let hint = match found > u64::from(FORMAT) {
             true => "use a newer quorate".to_owned(),
             false => format!("write `quorate: {FORMAT}`"),

@@ -38,9 +38,7 @@ impl FromStr for Recipient {
             return wrong(format!("expected an age public key, which begins with `age1`, found `{text}`"));
         };
         if let Some(plugin) = data.split_once('1').map(|(plugin, _)| plugin) {
-            return wrong(format!(
-                "`{text}` is a key of the kind `{plugin}`; only keys as `age-keygen` makes them can be used"
-            ));
+            return wrong(format!("`{text}` is a key of the kind `{plugin}`; only keys from `age-keygen` can be used"));
         }
         let values: Option<Vec<u32>> =
             data.chars().map(|c| LETTERS.find(c).and_then(|at| at.try_into().ok())).collect();

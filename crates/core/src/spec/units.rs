@@ -439,7 +439,7 @@ impl FromStr for Mac {
         // The lowest bit of the first byte.
         if u8::from_str_radix(bytes[0], 16).is_ok_and(|first| first & 1 == 1) {
             return malformed(format!(
-                "the MAC address `{text}` is of a group, not of one interface; begin it with 52:54:00"
+                "`{text}` is a multicast MAC address, not that of one interface; begin it with 52:54:00"
             ));
         }
         Ok(Self(text.to_ascii_lowercase()))

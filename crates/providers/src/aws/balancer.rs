@@ -216,9 +216,9 @@ impl Aws {
             let targets = self.targets(group).await?;
             seen.leads_to = targets.iter().filter(|one| one.counts()).map(|one| (one.address, None)).collect();
             seen.fault = match self.is_listening(balancer, group).await? {
-                _ if !group.fits => Some(String::from("its target group is not as quorate made it")),
+                _ if !group.fits => Some(String::from("its target group has been changed")),
                 None => Some(format!("it does not listen on port {CLIENT_PORT}")),
-                Some(false) => Some(String::from("it leads somewhere else")),
+                Some(false) => Some(String::from("it points somewhere else")),
                 Some(true) => self.other_groups(balancer).await,
             };
             seen.pending = pending(balancer, &targets);

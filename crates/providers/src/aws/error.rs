@@ -96,7 +96,7 @@ pub enum AwsError {
     #[error("the hosted zone {id} is that of {found}, not of {wanted}: correct `dns.zone` or `dns.zone_id`")]
     OtherZone { id: String, found: String, wanted: String },
     #[error(
-        "the records of {name} were not changed: somebody else changed them at the same time, or has one of them ({said})"
+        "the records of {name} were not changed: someone else changed them at the same time, or owns one of them ({said})"
     )]
     RecordsTaken { name: String, said: String },
     #[error("the spec has no member {member}")]

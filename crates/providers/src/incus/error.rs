@@ -61,21 +61,21 @@ pub enum IncusError {
     #[error("{address} is not in the network {network}, which has {subnet}")]
     OutsideNetwork { address: IpAddr, network: String, subnet: String },
     #[error(
-        "Incus does not manage the network {network}, so its prefix is not known: set `provider.incus.prefix`, and give each member an `address`"
+        "Incus does not manage the network {network}, so its prefix is unknown: set `provider.incus.prefix`, and give each member an `address`"
     )]
     NotManaged { network: String },
     #[error("the network {network} has no {family} addresses, and {member} has {address}")]
     NoFamily { network: String, family: &'static str, member: String, address: IpAddr },
     #[error("`target: {target}` needs an Incus cluster, and this server is in none")]
     NotClustered { target: String },
-    #[error("the host {target} of the Incus cluster is {status}: no instance can be made there")]
+    #[error("the host {target} of the Incus cluster is {status}: no instance can be created there")]
     TargetDown { target: String, status: String },
     #[error(
         "the Incus server cannot run virtual machines (its driver is `{driver}`): install QEMU there and restart it, `incus warning list` \
          says what it lacks; or use `type: container`"
     )]
     NoVirtualMachines { driver: String },
-    #[error("no host of the Incus cluster is online: no instance can be made")]
+    #[error("no host of the Incus cluster is online: no instance can be created")]
     NoHost,
     #[error(
         "the instance {name} is on the host {host} of the Incus cluster, which does not answer: bring the host back, or \

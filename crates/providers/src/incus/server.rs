@@ -337,8 +337,8 @@ impl Server {
 
 /// API extensions that quorate uses.
 const EXTENSIONS: [(&str, &str); 4] = [
-    ("etag", "guards instances against changes that were made since"),
-    ("instances", "makes containers and virtual machines by the same calls"),
+    ("etag", "protects instances against concurrent changes"),
+    ("instances", "creates containers and virtual machines with the same calls"),
     ("directory_manipulation", "prepares an instance before its first start"),
     ("projects", "keeps instances of different people apart"),
 ];

@@ -372,7 +372,7 @@ impl Hypervisor {
         };
         if let Some(directory) = mark.console.parent().filter(|directory| *directory == self.logs) {
             private_directory(directory).map_err(|source| ProviderError::Io {
-                what: "made",
+                what: "created",
                 path: directory.to_owned(),
                 source,
             })?;
@@ -440,7 +440,7 @@ impl Hypervisor {
                 self.why_no_kvm()
             ),
             (Acceleration::Probe, Err(error)) => {
-                format!("whether machines can run on the processor itself (KVM) is not known: {}", with_causes(&error))
+                format!("cannot tell whether machines can use hardware virtualization (KVM): {}", with_causes(&error))
             }
         }
     }

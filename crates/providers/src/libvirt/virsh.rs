@@ -36,7 +36,7 @@ pub enum LibvirtError {
     NoDevice { name: String },
     #[error("the machine `{name}` of libvirt is not quorate's, and blocks the name")]
     NameTaken { name: String },
-    #[error("the spec says nothing of {member} any more, so its machine cannot be made")]
+    #[error("the spec no longer names {member}, so its machine cannot be created")]
     NotInSpec { member: String },
     #[error("cannot parse libvirt's description of `{name}`")]
     Unreadable { name: String },

@@ -140,7 +140,7 @@ impl Local {
         let draft = self.drafts(new.fence).join(new.name);
         remove(&draft)?;
         for path in [&draft, &draft.join("root")] {
-            one_private_directory(path).map_err(failed("made", path))?;
+            one_private_directory(path).map_err(failed("created", path))?;
         }
         let mark = Mark {
             cluster: self.cluster.clone(),
@@ -159,7 +159,7 @@ impl Local {
         if let Some(kept) = &kept {
             link_data(&kept.join(DATA_DIRECTORY), &draft.join(DATA_DIRECTORY))?;
         }
-        fs::rename(&draft, &directory).map_err(failed("made", &directory))?;
+        fs::rename(&draft, &directory).map_err(failed("created", &directory))?;
         // It is the machine's own from here on.
         kept.map_or(Ok(()), |kept| remove(&kept))?;
         Ok(directory)
@@ -357,7 +357,7 @@ impl Provider for Local {
             netns::check()?;
         }
         let drafts = self.drafts(fence);
-        private_directory(&drafts).map_err(failed("made", &drafts))?;
+        private_directory(&drafts).map_err(failed("created", &drafts))?;
         let older =
             |name: &str| name.strip_suffix(DRAFTS).and_then(|n| n.parse::<u64>().ok()).is_some_and(|n| n < fence);
         // What is left of a machine whose removal was cut short holds its data and its keys.
@@ -530,7 +530,7 @@ fn remove_others(directory: &Path, stay: &[&str]) -> Result<(), ProviderError> {
 fn link_data(from: &Path, to: &Path) -> Result<(), ProviderError> {
     for name in DATA {
         if from.join(name).exists() {
-            private_directory(to).map_err(failed("made", to))?;
+            private_directory(to).map_err(failed("created", to))?;
             link_all(&from.join(name), &to.join(name)).map_err(failed("kept", &from.join(name)))?;
         }
     }

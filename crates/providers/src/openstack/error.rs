@@ -43,7 +43,7 @@ pub enum OpenstackError {
     Ambiguous { what: &'static str, name: String, ids: Vec<String> },
     #[error("the image `{image}` is {status}: it cannot be used")]
     ImageUnusable { image: String, status: String },
-    #[error("{} is not a disk in qcow2, as `quorate image build` makes it", file.display())]
+    #[error("{} is not a qcow2 disk as `quorate image build` creates it", file.display())]
     NotADisk { file: PathBuf },
     #[error("the image {image} arrived with other bytes than were sent, so it was deleted: run this again")]
     OtherContent { image: String },
@@ -77,7 +77,7 @@ pub enum OpenstackError {
     #[error("the port {port} is in use by the server {by}")]
     PortInUse { port: String, by: String },
     #[error(
-        "the floating IP {id} leads to the port {by}: take it off (`openstack floating ip unset --port {id}`), then run this again"
+        "the floating IP {id} belongs to the port {by}: take it off (`openstack floating ip unset --port {id}`), then run this again"
     )]
     FloatingInUse { id: String, by: String },
     #[error(

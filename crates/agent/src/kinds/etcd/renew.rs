@@ -223,7 +223,7 @@ impl Place {
         fs::rename(&made, &new).map_err(AgentError::file("take", &made))?;
         match fs::symlink_metadata(&new).map_err(AgentError::file("read", &new))?.is_dir() {
             true => Ok(()),
-            false => Err(AgentError::Renewal { why: String::from("what etcdutl made is no directory") }),
+            false => Err(AgentError::Renewal { why: String::from("what etcdutl created is not a directory") }),
         }
     }
 

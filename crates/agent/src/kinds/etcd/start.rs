@@ -139,7 +139,7 @@ impl Agent {
         let digest = match self.etcd.service.look().await {
             ServiceState::Stopped => return Ok(false),
             ServiceState::Unknown { why } => {
-                return Err(Refusal::failed(format!("whether etcd runs is not known: {why}")));
+                return Err(Refusal::failed(format!("cannot tell whether etcd is running: {why}")));
             }
             ServiceState::Running { digest, .. } => digest,
             // It is being started as it is.
@@ -179,7 +179,7 @@ impl Agent {
             // Data that is in use until the restart is as old as it was.
             ServiceState::Running { .. } => {}
             ServiceState::Unknown { why } => {
-                return Err(Refusal::failed(format!("whether etcd runs is not known: {why}")));
+                return Err(Refusal::failed(format!("cannot tell whether etcd is running: {why}")));
             }
             ServiceState::Stopped | ServiceState::BackingOff { .. } => self.check_age().await?,
         }
@@ -283,7 +283,7 @@ impl Agent {
             return Ok(());
         }
         if let ServiceState::Unknown { why } = self.etcd.service.look().await {
-            return Err(format!("whether it runs is not known: {why}"));
+            return Err(format!("cannot tell whether it is running: {why}"));
         }
         // Fetching can take minutes, and anyone who asks for facts must not wait for it.
         if let Ok(found) = timeout(FINDING, self.find_binary_again()).await {
@@ -357,7 +357,7 @@ impl Agent {
             }
             (_, BinarySeen::Missing { why }) => Err(Refusal::failed(why)),
             (None, BinarySeen::Unasked) | (Some(_), BinarySeen::Unasked) => {
-                Err(Refusal::failed("no etcd was looked for yet"))
+                Err(Refusal::failed("etcd has not been looked for yet"))
             }
         }
     }

@@ -158,7 +158,7 @@ fn taken_in(info: &str, label: &str) -> Result<BackupTaken, String> {
             "full" => BackupKind::Full,
             "diff" => BackupKind::Differential,
             "incr" => BackupKind::Incremental,
-            other => return Err(format!("a backup of kind {other:?} is not known")),
+            other => return Err(format!("unknown kind of backup: {other:?}")),
         },
         prior: listed.prior,
         began: time(listed.timestamp.start)?,

@@ -68,7 +68,7 @@ fn is_plain(database: &str) -> bool {
 fn statements(op: &CatalogOp, verifier: Option<&Secret>) -> Result<String, Refusal> {
     Ok(match op {
         CatalogOp::SetUser { user } => {
-            let verifier = verifier.ok_or_else(|| Refusal::failed("no password came with the order"))?;
+            let verifier = verifier.ok_or_else(|| Refusal::failed("the order has no password"))?;
             format!(
                 "SELECT format('CREATE ROLE %I', {name}) WHERE NOT EXISTS (SELECT FROM pg_roles WHERE rolname = {name}) \\gexec\n\
                  ALTER ROLE {user} LOGIN PASSWORD {verifier};\n",

@@ -172,7 +172,7 @@ impl Jobs {
     fn begin(&self, id: &str, job: &Job) -> Result<(), Refusal> {
         let mut begun = self.0.lock().expect("no holder panics");
         if let Some(Begun { name, outcome: None, .. }) = &*begun {
-            return Err(Refusal::failed(format!("this machine is at work already: {name}")));
+            return Err(Refusal::failed(format!("this machine is busy: {name}")));
         }
         let (name, doing) = (job.name(), job.name());
         let looked = Instant::now();
@@ -208,7 +208,9 @@ impl Agent {
             return Ok(answer);
         }
         let Some(job) = job else {
-            return Err(Refusal::failed("the agent was restarted meanwhile; whether the work was done is not known"));
+            return Err(Refusal::failed(
+                "the agent was restarted during the work; it cannot tell whether the work was done",
+            ));
         };
         jobs.begin(&id, &job)?;
         tracing::info!(job = job.name(), "begins");

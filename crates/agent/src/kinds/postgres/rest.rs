@@ -227,7 +227,7 @@ impl Agent {
             match self.run_sql(TRANSACTIONS, ANSWERING).await {
                 Ok(count) if count.trim() == "0" => return,
                 Ok(_) => tokio::time::sleep(POLL).await,
-                Err(error) => return tracing::warn!(%error, "whether clients are within transactions is not known"),
+                Err(error) => return tracing::warn!(%error, "cannot tell whether clients have open transactions"),
             }
         }
         tracing::info!("clients are still within transactions; the switchover ends them");

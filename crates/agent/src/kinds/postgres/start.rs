@@ -72,7 +72,9 @@ impl Agent {
             ServiceState::Stopped => Ok(false),
             ServiceState::Running { digest, .. } if digest == launch.digest => Ok(true),
             ServiceState::Running { .. } => Err(Refusal::failed("Patroni runs already, with other inputs")),
-            ServiceState::Unknown { why } => Err(Refusal::failed(format!("whether Patroni runs is not known: {why}"))),
+            ServiceState::Unknown { why } => {
+                Err(Refusal::failed(format!("cannot tell whether Patroni is running: {why}")))
+            }
             // Its data was lost, so it is not started again by itself.
             ServiceState::BackingOff { .. } if *found == DataSeen::Empty => {
                 patroni.stop(STOPPING).await?;
@@ -131,7 +133,7 @@ impl Agent {
             // The order has come before, or late.
             ServiceState::Running { digest, .. } if digest == launch.digest => return Ok(()),
             ServiceState::Unknown { why } => {
-                return Err(Refusal::failed(format!("whether Patroni runs is not known: {why}")));
+                return Err(Refusal::failed(format!("cannot tell whether Patroni is running: {why}")));
             }
             ServiceState::Running { .. } | ServiceState::Stopped | ServiceState::BackingOff { .. } => {}
         }
@@ -223,7 +225,7 @@ impl Agent {
             return Ok(());
         }
         if let ServiceState::Unknown { why } = patroni.look().await {
-            return Err(format!("whether it runs is not known: {why}"));
+            return Err(format!("cannot tell whether it is running: {why}"));
         }
         self.find_programs_again().await.map_err(in_full)?;
         let state = self.state.get();
@@ -286,6 +288,6 @@ impl Agent {
 fn missing(seen: &BinarySeen, name: &str) -> Refusal {
     match seen {
         BinarySeen::Missing { why } => Refusal::failed(why),
-        BinarySeen::Unasked | BinarySeen::Version(_) => Refusal::failed(format!("no {name} was looked for yet")),
+        BinarySeen::Unasked | BinarySeen::Version(_) => Refusal::failed(format!("{name} has not been looked for yet")),
     }
 }

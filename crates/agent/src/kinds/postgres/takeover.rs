@@ -33,7 +33,7 @@ impl Agent {
         let status = self.patroni_status().await?;
         if status.held.is_none_or(|own| own < end) {
             let found = status.held.map_or(String::from("unknown"), |own| format!("{own:?}"));
-            return Err(Refusal::not_as_expected(format!("a log that goes to {end:?}"), found));
+            return Err(Refusal::not_as_expected(format!("a log that ends at {end:?}"), found));
         }
         self.check_still_obeyed()?;
         let settings = self.patroni_settings()?;

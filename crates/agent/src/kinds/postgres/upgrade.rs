@@ -132,7 +132,7 @@ impl Agent {
                 return Ok(());
             }
             Some(TaskSeen { state: RestoreState::Running { doing }, .. }) => {
-                return Err(Refusal::failed(format!("this machine is at work already: {doing}")));
+                return Err(Refusal::failed(format!("this machine is busy: {doing}")));
             }
             _ => {}
         }

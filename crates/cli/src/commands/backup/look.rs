@@ -133,7 +133,7 @@ fn wanted<'a>(
         let newest: Vec<&Full> = catalog.fulls.last().into_iter().collect();
         if newest.is_empty() && loose(catalog).is_empty() {
             let make = context.command(&format!("backup create {name}"));
-            return Err(Error::refused(format!("there is no backup of {name}"), format!("`{make}` makes one")));
+            return Err(Error::refused(format!("there is no backup of {name}"), format!("`{make}` creates one")));
         }
         return Ok(newest);
     };

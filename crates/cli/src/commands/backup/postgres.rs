@@ -231,7 +231,7 @@ async fn verify(context: &Context, options: cli::BackupVerify) -> Result<Exit, E
         let make = context.command(&format!("backup create {}", ledger.spec.name));
         return Err(Error::refused(
             format!("there is no backup of {}", ledger.spec.name),
-            format!("`{make}` makes one"),
+            format!("`{make}` creates one"),
         ));
     }
     let mut verified = Vec::new();

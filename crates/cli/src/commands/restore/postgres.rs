@@ -90,7 +90,7 @@ impl<'a> Etcd<'a> {
         context.refuse_if_being_destroyed(known.as_ref())?;
         let allowed = Allowed { downtime: false, now, older_ledger: false };
         let apply = Apply::prepare(&context.home, cluster, known.as_ref(), None, allowed).await?;
-        output::talk(&format!("etcd cluster {name} comes first; Patroni's state in it is made again\n"));
+        output::talk(&format!("etcd cluster {name} comes first; Patroni's state in it will be recreated\n"));
         context.show_plan(name, &apply.plan(&context.home, cluster).await?)?;
         Ok(Etcd { cluster, apply })
     }

@@ -93,7 +93,7 @@ fn a_wish_cannot_be_granted(backed: &Backed, id: &str) {
     let beyond = backed.revision() + 1000;
     refused(
         backed.restore(&["--revision", &beyond.to_string()]),
-        &[&format!("revision {beyond} was not recorded"), "the changes lead to revision", id],
+        &[&format!("revision {beyond} was not recorded"), "the changes end at revision", id],
     );
     refused(backed.restore(&["--revision", "1"]), &["revision 1 is older than the oldest backup", id]);
     refused(backed.restore(&["--revision", "5", "--backup", id]), &["cannot be used with"]);

@@ -162,7 +162,7 @@ fn a_recorder_goes_on_with_a_backup_that_was_taken_by_hand() {
     put("two");
     let of_two = revision();
     eventually("it is recorded on top of the one that was taken by hand", 60, || recorded(&second, of_two));
-    assert!(cluster.watched().contains(&format!("backup {second} was taken meanwhile")), "{}", cluster.watched());
+    assert!(cluster.watched().contains(&format!("another run took backup {second}")), "{}", cluster.watched());
     put("three");
     let of_three = revision();
     eventually("and so is what comes later", 30, || recorded(&second, of_three));

@@ -343,7 +343,7 @@ fn unknown(ledger: &Ledger, foreign: &[&Program], ours: &Program) -> String {
     } else if newest.takes_programs() {
         format!("`quorate apply {name}` upgrades the agents; etcd keeps running")
     } else {
-        String::from("such an agent cannot be upgraded: use the quorate that it came from")
+        String::from("such an agent cannot be upgraded: use the quorate that installed it")
     };
     let runs = match foreign.len() {
         1 => String::from("1 agent runs"),
@@ -446,7 +446,7 @@ fn health(
     let Some(facts) = facts else { return unseen(seen, member, machine) };
     match (&facts.etcd.service, &facts.etcd.status) {
         (ServiceState::Stopped, _) => ("stopped", None),
-        (ServiceState::Unknown { why }, _) => ("unknown", Some(format!("whether etcd runs is not known: {why}"))),
+        (ServiceState::Unknown { why }, _) => ("unknown", Some(format!("cannot tell whether etcd is running: {why}"))),
         (ServiceState::BackingOff { last_exit, .. }, _) => {
             let Exit { how, last_words, .. } = last_exit;
             ("failing", Some(if last_words.is_empty() { how.clone() } else { format!("{how}: {last_words}") }))
@@ -575,7 +575,7 @@ mod tests {
         };
         assert_eq!(of(2), why(2) + "`quorate apply demo` upgrades the agents; etcd keeps running");
         assert_eq!(of(9), why(9) + "use quorate 7.7.7 (protocol 9) or newer");
-        assert!(of(1).ends_with("cannot be upgraded: use the quorate that it came from"), "{}", of(1));
+        assert!(of(1).ends_with("cannot be upgraded: use the quorate that installed it"), "{}", of(1));
     }
 
     #[test]

@@ -244,7 +244,9 @@ fn health(
     let timeline = primary.and_then(|(_, leading)| leading.timeline);
     match (&found.service, &found.status) {
         (ServiceState::Stopped, _) => ("stopped", None),
-        (ServiceState::Unknown { why }, _) => ("unknown", Some(format!("whether Patroni runs is not known: {why}"))),
+        (ServiceState::Unknown { why }, _) => {
+            ("unknown", Some(format!("cannot tell whether Patroni is running: {why}")))
+        }
         (ServiceState::BackingOff { last_exit: Exit { how, last_words, .. }, .. }, _) => {
             ("failing", Some(if last_words.is_empty() { how.clone() } else { format!("{how}: {last_words}") }))
         }

@@ -113,7 +113,7 @@ fn proxy(cluster: &Cluster, haproxy: &Haproxy, found: &mut Findings) {
     }
     let Some(members) = &haproxy.members else { return };
     if members.is_empty() {
-        found.error(at("members"), "HAProxy is to run on no member", "name one, or leave out `haproxy`");
+        found.error(at("members"), "HAProxy would run on no member", "name one, or leave out `haproxy`");
     }
     found.repeated(members.iter(), |index| at(&format!("members[{index}]")), |name| format!("the member `{name}`"));
     for (index, name) in members.iter().enumerate() {
@@ -128,7 +128,7 @@ fn proxy(cluster: &Cluster, haproxy: &Haproxy, found: &mut Findings) {
 fn proxy_machines(cluster: &Cluster, haproxy: &Haproxy, machines: &[MemberSpec], found: &mut Findings) {
     let at = |field: &str| cluster.at(&format!("postgres.haproxy.{field}"));
     if machines.is_empty() {
-        found.error(at("machines"), "HAProxy is to run on no machine", "name one, or leave out `haproxy`");
+        found.error(at("machines"), "HAProxy would run on no machine", "name one, or leave out `haproxy`");
     }
     if haproxy.members.is_some() {
         let message = "HAProxy runs either on members or on separate machines, not on both";
@@ -182,7 +182,7 @@ fn pooler(cluster: &Cluster, postgres: &PostgresSettings, pgbouncer: &Pgbouncer,
     }
     let Some(members) = &pgbouncer.members else { return };
     if members.is_empty() {
-        found.error(at(".members"), "PgBouncer is to run on no member", "name one, or leave out `pgbouncer`");
+        found.error(at(".members"), "PgBouncer would run on no member", "name one, or leave out `pgbouncer`");
     }
     found.repeated(members.iter(), |index| at(&format!(".members[{index}]")), |name| format!("the member `{name}`"));
     for (index, name) in members.iter().enumerate() {
@@ -381,7 +381,7 @@ fn next_to_it(cluster: &Cluster, found: &mut Findings) {
     let Firewall { enabled, clients_from, peers_from, .. } = &host.firewall;
     let pinned = |member: &MemberSpec| cluster.spec.provider.settings().pinned(member).is_some();
     if *enabled && clients_from.is_some() && peers_from.is_none() && !cluster.spec.members.iter().all(pinned) {
-        let message = "members reach each other at the port of clients, and their addresses are not known beforehand: `clients_from` \
+        let message = "members reach each other at the port of clients, and their addresses are not known in advance: `clients_from` \
              could cut them off";
         let hint = "add `peers_from` with a range that holds all members, or give each member an `address`";
         found.error(cluster.at("host.firewall.clients_from"), message, hint);

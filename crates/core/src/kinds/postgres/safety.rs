@@ -138,7 +138,7 @@ impl fmt::Display for Unfit {
         match self {
             Unfit::Leaves => write!(f, "the spec does not name it"),
             Unfit::NeverPrimary => write!(f, "its tags say that it never becomes the primary"),
-            Unfit::Silent => write!(f, "its position in the log is not known"),
+            Unfit::Silent => write!(f, "its position in the log is unknown"),
             Unfit::NotStreaming => write!(f, "it does not stream from the primary"),
             Unfit::NotSynchronous { standbys } if standbys.is_empty() => {
                 write!(f, "it may lack confirmed commits: Patroni has recorded no synchronous standby yet")

@@ -93,7 +93,7 @@ fn network(settings: &AwsSettings, at: &impl Fn(&str) -> String, found: &mut Fin
     if settings.vpc.is_none() && !by_ids && settings.subnet_tags.is_empty() && settings.vpc_cidr.is_none() {
         found.error(
             at("subnets"),
-            "nothing says in which subnets instances are to be",
+            "no subnets are named for the instances",
             "give `subnets`, a list of ids, or `vpc`, or `subnet_tags`, or both of these, or `vpc_cidr` for a new VPC",
         );
     }
@@ -119,7 +119,7 @@ fn own_vpc(settings: &AwsSettings, cluster: &Cluster, found: &mut Findings) {
     let at = |field: &str| cluster.at(&format!("provider.aws.{field}"));
     let Some(range) = &settings.vpc_cidr else {
         if settings.internet != Internet::default() {
-            let message = "`internet` is about a VPC that quorate makes, and there is no `vpc_cidr`";
+            let message = "`internet` is about a VPC that quorate creates, and there is no `vpc_cidr`";
             found.error(at("internet"), message, "leave it out: the routes of an existing VPC are yours");
         }
         return;
@@ -139,7 +139,7 @@ fn own_vpc(settings: &AwsSettings, cluster: &Cluster, found: &mut Findings) {
     let Some(layout) = Layout::of(range) else {
         found.error(
             at("vpc_cidr"),
-            format!("quorate makes no VPC of {range}: AWS takes IPv4 from /{LARGEST_VPC} on, and its eight parts must be subnets"),
+            format!("quorate creates no VPC of {range}: AWS takes IPv4 from /{LARGEST_VPC} on, and its eight parts must be subnets"),
             format!("use a range from /{LARGEST_VPC} to /{LONGEST}, such as 10.99.0.0/16"),
         );
         return;
@@ -316,13 +316,13 @@ fn groups(settings: &AwsSettings, at: &impl Fn(&str) -> String, found: &mut Find
         found.error(
             at("security_groups"),
             "every instance of AWS has a security group, and this list has none",
-            "name one by id, or leave it out: then quorate makes one",
+            "name one by id, or leave it out: then quorate creates one",
         );
     }
     if settings.access == Access::Groups && settings.security_groups.is_some() {
         found.error(
             at("access"),
-            "`access` is about security groups that quorate makes, and `security_groups` names yours",
+            "`access` is about security groups that quorate creates, and `security_groups` names yours",
             "leave out one of them",
         );
     }
@@ -335,7 +335,7 @@ fn sizes(root: Option<Size>, data: Option<Size>, at: &impl Fn(&str) -> String, f
             found.error(
                 at(field),
                 format!("{size} is not the size of a volume; a bare number counts bytes"),
-                "AWS makes volumes of whole GiB, such as 20GiB",
+                "AWS creates volumes of whole GiB, such as 20GiB",
             );
         } else if size.0 > LARGEST {
             found.error(at(field), format!("no volume of AWS has {size}"), "the largest has 65536GiB");
@@ -386,7 +386,7 @@ fn balancer(settings: &AwsSettings, cluster: &Cluster, found: &mut Findings) {
     if settings.vpc_cidr.is_some() && !balancer.subnets.is_empty() {
         found.error(
             at(".subnets"),
-            "the subnets of a VPC that quorate makes do not exist before it",
+            "the subnets of a VPC that quorate creates do not exist before it",
             "leave it out: the load balancer is in the subnets of the members",
         );
     }
@@ -394,7 +394,7 @@ fn balancer(settings: &AwsSettings, cluster: &Cluster, found: &mut Findings) {
         if settings.vpc_cidr.is_some() && settings.internet == Internet::Nat {
             found.error(
                 at(".scheme"),
-                "with `internet: nat` no subnet of the VPC leads to an internet gateway, which a public load balancer needs",
+                "with `internet: nat` no subnet of the VPC has a route to an internet gateway, which a public load balancer needs",
                 "use `internet: public` or `scheme: internal`",
             );
         }
@@ -538,7 +538,7 @@ fn member(settings: &AwsSettings, cluster: &Cluster, (entry, member): (&str, &Me
         Some(address) if !address.is_ipv4() => found.error(
             within("address"),
             format!("{address} is an address of IPv6"),
-            "interfaces that quorate makes on AWS have one address, of IPv4",
+            "interfaces that quorate creates on AWS have one IPv4 address",
         ),
         Some(address) if address.is_unspecified() || address.is_loopback() || address.is_multicast() => {
             let message = format!("{address} is not an address of a machine on a network");

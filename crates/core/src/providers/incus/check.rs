@@ -72,7 +72,7 @@ fn network(settings: &IncusSettings, at: &impl Fn(&str) -> String, found: &mut F
         if settings.gateway.is_some() {
             found.error(
                 at("gateway"),
-                "a gateway without a prefix: it is not known whether instances reach it",
+                "a gateway without a prefix: quorate cannot tell whether instances reach it",
                 "add `prefix`, or remove `gateway` where Incus manages the network",
             );
         }

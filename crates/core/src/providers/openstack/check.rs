@@ -36,7 +36,7 @@ pub(super) fn check(settings: &OpenstackSettings, cluster: &Cluster, found: &mut
     if settings.access == Access::Groups && settings.security_groups.is_some() {
         found.error(
             at("access"),
-            "`access` is about security groups that quorate makes, and `security_groups` names yours",
+            "`access` is about security groups that quorate creates, and `security_groups` names yours",
             "leave out one of them",
         );
     }
@@ -113,7 +113,7 @@ fn sizes(root: Option<Size>, data: Option<Size>, at: &impl Fn(&str) -> String, f
             found.error(
                 at(field),
                 format!("{size} is not the size of a volume; a bare number counts bytes"),
-                "OpenStack makes volumes of whole GiB, such as 20GiB",
+                "OpenStack creates volumes of whole GiB, such as 20GiB",
             );
         }
     }
@@ -228,7 +228,7 @@ fn floating(server: &super::ServerSettings, at: &dyn Fn(&str) -> String, found: 
     if server.floating_network.is_some() {
         found.error(
             at("floating_network"),
-            "a floating IP of yours is of its network already",
+            "an existing floating IP already belongs to a network",
             "leave out `floating_network`, or leave out `floating_ip`, and quorate creates one",
         );
     }

@@ -110,7 +110,7 @@ async fn once() {
     std::fs::write(&path, "no disk").expect("a file");
     let image = Upload { cloud: Some(CLOUD), region: None, file: &path, sha256: "0", version: "0", suite: "bookworm" };
     let said = upload_image_with(&clouds(), &image, 100, PAUSE).await.expect_err("no disk").to_string();
-    assert!(said.contains("not a disk in qcow2"), "{said}");
+    assert!(said.contains("not a qcow2 disk"), "{said}");
     stage.end().await;
 }
 

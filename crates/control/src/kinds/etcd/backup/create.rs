@@ -275,7 +275,7 @@ pub async fn prove(
 ) -> Result<Verification, BackupError> {
     let programs = programs::programs(home, spec, &full.manifest.etcd_version).await?;
     let scratch = home.scratch(spec.name.as_str());
-    private_directory(&scratch).map_err(BackupError::file("made", &scratch))?;
+    private_directory(&scratch).map_err(BackupError::file("created", &scratch))?;
     let workshop = Workshop { programs: &programs, scratch: &scratch };
     Ok(verify(store, full, key, &workshop, living, signing).await?)
 }

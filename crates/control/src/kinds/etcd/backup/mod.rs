@@ -56,7 +56,7 @@ pub enum BackupError {
     Job { member: String, what: &'static str, why: String },
     #[error("{member} stopped serving its files to the replica that takes the backup: {why}")]
     FilesLost { member: String, why: String },
-    #[error("the certificates of the backup cannot be made")]
+    #[error("the certificates for the backup cannot be created")]
     Passes { source: quorate_pki::Error },
     #[error("the agent of {member} does not answer")]
     Agent { member: String, source: quorate_agent::client::ClientError },
@@ -74,7 +74,7 @@ pub enum BackupError {
     SigningKey { cluster: String, source: quorate_pki::Error },
     #[error("the ledger next to the backup {id} is not the one that belongs there: {why}")]
     OtherLedger { id: String, why: String },
-    #[error("cluster {cluster} is not known here any more")]
+    #[error("cluster {cluster} is no longer known here")]
     Gone { cluster: String },
     #[error("{} cannot be {what}", path.display())]
     File { what: &'static str, path: PathBuf, source: std::io::Error },

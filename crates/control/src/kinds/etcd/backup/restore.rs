@@ -140,7 +140,7 @@ impl Bench {
         let name = spec.name.as_str();
         let place = Bench { scratch: home.scratch(name), snapshots: home.snapshots(name) };
         for directory in [&place.scratch, &place.snapshots] {
-            private_directory(directory).map_err(BackupError::file("made", directory))?;
+            private_directory(directory).map_err(BackupError::file("created", directory))?;
         }
         Ok(place)
     }

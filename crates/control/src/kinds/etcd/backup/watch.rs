@@ -315,7 +315,7 @@ impl Watch<'_> {
                 Ok(Ended::Stopped) => {}
                 Ok(Ended::Compacted) => {
                     self.say(
-                        "what comes next was compacted: a full backup is taken, and recording continues from there",
+                        "the next revisions were compacted: a full backup is taken, and recording continues from there",
                     );
                     return Ok(Over::FullNeeded);
                 }
@@ -512,7 +512,7 @@ impl Director<'_> {
         let recipients = &backups.vault.settings.recipients;
         let newer = newest(&catalog).filter(|full| *full.id() > on_top_of);
         let Some(full) = newer.filter(|full| why_not_on(full, recipients).is_none()) else { return Ok(false) };
-        self.watch.say(&format!("backup {} was taken meanwhile: changes are recorded on top of it now", full.id()));
+        self.watch.say(&format!("another run took backup {}: changes are now recorded on top of it", full.id()));
         Ok(true)
     }
 

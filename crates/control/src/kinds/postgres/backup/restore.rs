@@ -269,7 +269,7 @@ async fn ledger_beside(
     })?;
     let exported = import(&sealed, &OpenWith::Identities(identity.clone())).map_err(BackupError::from)?;
     if exported.ledger.cluster_id != manifest.cluster_id {
-        let (id, why) = (manifest.label().to_owned(), String::from("it is of another cluster"));
+        let (id, why) = (manifest.label().to_owned(), String::from("it belongs to another cluster"));
         return Err(BackupError::OtherLedger { id, why }.into());
     }
     Ok(Some(exported))

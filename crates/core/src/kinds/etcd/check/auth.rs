@@ -54,7 +54,7 @@ fn names(cluster: &Cluster, found: &mut Findings) {
     let users = auth.users.iter().enumerate().filter(|(_, user)| user.name == "root").map(|(index, _)| user_at(index));
     let roles = auth.roles.iter().enumerate().filter(|(_, role)| role.name == "root").map(|(index, _)| role_at(index));
     for path in users.chain(roles) {
-        found.error(path, "`root` is made by quorate itself and may do everything", "choose another name");
+        found.error(path, "quorate creates `root` itself, with all permissions", "choose another name");
     }
     if cluster.spec.etcd.client_auth.asks_for_certificates() {
         let is_member = |name: &str| cluster.spec.members.iter().any(|member| member.name.as_str() == name);

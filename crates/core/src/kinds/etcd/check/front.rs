@@ -32,7 +32,7 @@ pub(super) fn check(cluster: &Cluster, front: &Front, found: &mut Findings) {
     }
     let Some(members) = &front.members else { return };
     if members.is_empty() {
-        found.error(at("members"), "the front is to run on no member", "name one, or leave out `front`");
+        found.error(at("members"), "the front would run on no member", "name one, or leave out `front`");
     }
     found.repeated(members.iter(), |index| at(&format!("members[{index}]")), |name| format!("the member `{name}`"));
     for (index, name) in members.iter().enumerate() {
@@ -80,7 +80,7 @@ fn needs(cluster: &Cluster, found: &mut Findings) {
 fn on_machines(cluster: &Cluster, front: &Front, machines: &[MemberSpec], found: &mut Findings) {
     let at = |field: &str| cluster.at(&format!("etcd.front.{field}"));
     if machines.is_empty() {
-        found.error(at("machines"), "the front is to run on no machine", "name one, or leave out `front`");
+        found.error(at("machines"), "the front would run on no machine", "name one, or leave out `front`");
     }
     if front.members.is_some() {
         let message = "the front runs either on members or on separate machines, not on both";

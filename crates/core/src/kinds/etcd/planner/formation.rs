@@ -257,7 +257,7 @@ fn wait_for_etcd(seen: &Observation, decision: &mut Decision, member: &MemberNam
             });
         }
         (ServiceState::Unknown { why }, _) => {
-            let why = format!("whether it runs is not known: {why}");
+            let why = format!("cannot tell whether it is running: {why}");
             return decision.wait(WaitingFor::Health { member, why });
         }
         (_, Some(status)) if status.healthy => return,

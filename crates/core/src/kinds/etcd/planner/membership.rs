@@ -356,7 +356,8 @@ fn leave(desired: &Desired, decision: &mut Decision, cluster: &Cluster<'_>, memb
     };
     if member.leads && member.healthy {
         let Some((to, to_id)) = cluster.successor(desired, member.id) else { return };
-        let why = format!("{} leads and is about to leave: clients wait less when it hands over first", member.name);
+        let why =
+            format!("{} is the leader and about to leave; moving leadership first shortens the write gap", member.name);
         return decision.step(Action::MoveLeader { member: member.name.clone(), to, to_id }, why);
     }
     let Some(through) = through(decision, cluster, Some(member.id)) else { return };

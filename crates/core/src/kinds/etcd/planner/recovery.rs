@@ -105,13 +105,13 @@ fn choose(
     let rank = |(log, m): &&(LogEnd, &MemberName)| (log.term, log.index, desired.members.contains_key(*m));
     let Some((best, from)) = ends.iter().max_by_key(rank).copied() else { return };
     let told = ends.iter().map(|(log, m)| match *log {
-        LogEnd::UNREAD => format!("where the log of {m} ends is known once it is read"),
+        LogEnd::UNREAD => format!("the end of the log of {m} is known once it is read"),
         LogEnd { term, index, .. } => format!("{m} ends at term {term} index {index}"),
     });
     let told = told.chain(unreadable.iter().cloned()).collect::<Vec<_>>().join(", ");
     let why = format!(
-        "{} of {all} members hold their data: {told}. What the lost members had acknowledged after index {} of term {} \
-         is lost; {} was known to be committed up to {}",
+        "{} of {all} members hold their data: {told}. Writes that the lost members acknowledged after index {} of term {} \
+         are lost; {} knows its log to be committed up to index {}",
         ends.len(),
         best.index,
         best.term,

@@ -18,8 +18,9 @@ pub(crate) fn hand_over(view: &View<'_>, member: &MemberName, why: &str, decisio
     let successor = view.cluster().and_then(|cluster| cluster.successor(desired, cluster.get(member)?.id));
     let hands_over = leads(seen, member) && facts.is_some_and(safety::is_healthy_voter);
     if let Some((to, to_id)) = successor.filter(|_| hands_over) {
-        let why =
-            format!("{member} leads and is about to get a new machine: clients wait less when it hands over first");
+        let why = format!(
+            "{member} is the leader and about to get a new machine; moving leadership first shortens the write gap"
+        );
         decision.step(Action::MoveLeader { member: member.clone(), to, to_id }, why);
         return true;
     }

@@ -74,7 +74,7 @@ pub(crate) fn disturb_one(
         && !unwell(next)
         && let Some((to, to_id)) = successor(view, next)
     {
-        let why = format!("{next} leads and is about to restart: clients wait less when it hands over first");
+        let why = format!("{next} is the leader and about to restart; moving leadership first shortens the write gap");
         return decision.step(Action::MoveLeader { member: (*next).clone(), to, to_id }, why);
     }
     let (action, why) = restart(next);

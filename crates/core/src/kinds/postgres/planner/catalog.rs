@@ -25,7 +25,7 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
         return decision.step(action, why);
     }
     for member in safety::behind_configuration(view) {
-        let why = String::from("Patroni has not taken up the configuration yet");
+        let why = String::from("Patroni has not loaded the configuration yet");
         decision.wait(WaitingFor::PostgresHealth { member: member.clone(), why });
     }
     wait_for_synchronous(view, primary, decision);

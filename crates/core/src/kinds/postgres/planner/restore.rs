@@ -38,7 +38,7 @@ pub(super) fn decide(view: &View<'_>, decision: &mut Decision) -> bool {
         }
         None => {
             let stamp = stamp(view, &first, &restore.token);
-            let why = format!("{} is to replace all data; nothing else is touched until it is ready", restore.source);
+            let why = format!("{} will replace all data; nothing else is touched until it is ready", restore.source);
             let action = match (&restore.target, safety::kept(view, &first)) {
                 (Some(target), _) => Action::RestoreBackup { member: first, stamp, target: target.clone() },
                 (None, Some(kept)) => Action::TakeBack { member: first, was: kept.stamp.clone(), stamp },

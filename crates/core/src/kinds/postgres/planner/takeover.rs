@@ -16,7 +16,7 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
     match safety::who_has_every_commit(view) {
         Ok((member, end)) => {
             let why = format!(
-                "etcd was restored and nobody is the primary; no log goes further than that of {member} (timeline {}, {})",
+                "etcd was restored and there is no primary; {member} has the most recent log (timeline {}, {})",
                 end.timeline, end.location
             );
             decision.step(Action::LetTakeOver { member, end }, why);
@@ -25,7 +25,7 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
         Err(UnsafeBecause::CommitsUnknown { silent, .. })
             if !decision.steps.is_empty() || silent.iter().all(|member| has_data(view, member)) =>
         {
-            let why = format!("etcd was restored, and how far the log of {} goes is not known yet", list(&silent));
+            let why = format!("etcd was restored, and the end of the log of {} is not known yet", list(&silent));
             decision.wait(WaitingFor::Primary { why });
         }
         Err(because) => decision.block(because),

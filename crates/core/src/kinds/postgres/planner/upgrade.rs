@@ -120,7 +120,7 @@ fn under_way(view: &View<'_>, upgrade: &Upgrade, decision: &mut Decision) {
     let Some(source) = &upgrade.source else { return stop(view, upgrade, decision) };
     let is_gone = view.seen.machines.get().is_some_and(|machines| !machines.contains_key(source));
     if is_gone {
-        let why = format!("the machine of {source} is gone, and the data that was being upgraded with it");
+        let why = format!("the machine of {source} is missing, and with it the data that was being upgraded");
         return abandon(decision, upgrade, why);
     }
     let Some(found) = view.seen.facts(source).and_then(postgres) else {

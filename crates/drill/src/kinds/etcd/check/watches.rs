@@ -65,7 +65,7 @@ impl<'a> Watches<'a> {
             match &record.what {
                 Watched::Began { from, .. } => {
                     if let Some(missed) = next.filter(|next| next < from) {
-                        let text = format!("watch {number} was taken up at revision {from} instead of {missed}");
+                        let text = format!("watch {number} resumed at revision {from} instead of {missed}");
                         violations.push(found(Rule::WatchGap, text));
                     }
                     (next, last) = (next.or(Some(*from)), last.or(Some(from - 1)));
