@@ -99,10 +99,12 @@ fn patroni() -> String {
     directory.display().to_string()
 }
 
+/// PostgreSQL logs every statement that nobody keeps out of its log.
 fn dynamic(max_connections: u32) -> Value {
+    let parameters = json!({ "max_connections": max_connections.to_string(), "log_transaction_sample_rate": "1" });
     json!({
         "ttl": 20, "loop_wait": 2, "retry_timeout": 3, "synchronous_mode": false,
-        "postgresql": { "use_pg_rewind": true, "use_slots": true, "parameters": { "max_connections": max_connections.to_string() } },
+        "postgresql": { "use_pg_rewind": true, "use_slots": true, "parameters": parameters },
     })
 }
 
@@ -377,6 +379,9 @@ async fn a_standby_is_cloned_and_takes_over() {
     let no_such = CatalogOp::CreateExtension { database: database(), extension: String::from("no such") };
     let refused = one.obeys(PostgresOrder::Catalog { op: no_such, verifier: None }).await.unwrap_err().to_string();
     assert!(refused.contains("no such"), "{refused}");
+    let log = fs::read_to_string(one.machine.root().join("var/log/patroni.log")).unwrap();
+    assert!(log.contains("statement: "), "statements are logged");
+    assert!(!log.contains("SCRAM-SHA-256$"), "what a password is checked with is in the log");
 
     let refused = one.obeys(PostgresOrder::StopReplica).await.unwrap_err().to_string();
     assert!(refused.contains("a replica") && refused.contains("the primary"), "{refused}");

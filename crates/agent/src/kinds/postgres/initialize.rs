@@ -9,6 +9,7 @@ use quorate_core::kinds::postgres::SUPERUSER;
 use quorate_core::model::{DataSeen, ServiceState, Stamp};
 
 use super::config::{PatroniConfig, configured_files};
+use super::psql::UNLOGGED;
 use super::tools::{self, identifier, literal};
 use super::{data, dcs};
 use crate::agent::Agent;
@@ -139,9 +140,9 @@ fn prepare(home: &Path, draft: &Path, owner: Option<Owner>) -> Result<(), AgentE
 
 /// In single-user mode, before anybody can connect.
 async fn create_roles(mut command: Command, settings: &PatroniConfig) -> Result<(), AgentError> {
-    // A statement that fails must not be logged: it has a password in it.
-    for setting in ["exit_on_error=true", "log_min_error_statement=panic", "log_statement=none"] {
-        command.args(["-c", setting]);
+    command.args(["-c", "exit_on_error=true"]);
+    for (name, value) in UNLOGGED {
+        command.args(["-c", &format!("{name}={value}")]);
     }
     command.arg(SUPERUSER);
     tools::run(command, &roles(settings), CREATING).await.map(drop)

@@ -14,9 +14,28 @@ use crate::agent::Agent;
 use crate::api::Refusal;
 use crate::files;
 
-/// Errors without the statement, and no statement in the server's log: some hold what passwords are checked with.
-const QUIETLY: &str = "\\set VERBOSITY terse\n\
-    SET log_statement = 'none';\nSET log_min_error_statement = 'panic';\nSET log_min_duration_statement = -1;\n";
+/// With these no statement gets into the server's log, nor into the statistics of statements: some hold passwords, or what they are checked
+/// with. Whatever a cluster's own parameters log, these come after them. A server without the extension takes its settings as well.
+pub(super) const UNLOGGED: [(&str, &str); 10] = [
+    ("log_statement", "none"),
+    ("log_min_error_statement", "panic"),
+    ("log_min_duration_statement", "-1"),
+    ("log_min_duration_sample", "-1"),
+    ("log_transaction_sample_rate", "0"),
+    ("debug_print_parse", "off"),
+    ("debug_print_rewritten", "off"),
+    ("debug_print_plan", "off"),
+    ("pg_stat_statements.track", "none"),
+    ("pg_stat_statements.track_utility", "off"),
+];
+
+/// The same for a session, one statement to a line.
+pub(super) fn unlogged() -> String {
+    UNLOGGED.iter().map(|(name, value)| format!("SET {name} = '{value}';\n")).collect()
+}
+
+/// Errors without the statement.
+const TERSELY: &str = "\\set VERBOSITY terse\n";
 
 impl Agent {
     /// What this script prints, without headers.
@@ -26,7 +45,7 @@ impl Agent {
         command.args(["--no-psqlrc", "--quiet", "--no-align", "--tuples-only", "--no-password", "--file=-"]);
         command.args(["--set=ON_ERROR_STOP=1", "--dbname=postgres"]);
         self.log_in(&mut command, &self.put_password_file()?);
-        Ok(tools::run(command, &format!("{QUIETLY}{script}"), time).await?)
+        Ok(tools::run(command, &format!("{TERSELY}{}{script}", unlogged()), time).await?)
     }
 
     /// What a program that uses libpq must know to log in.

@@ -9,6 +9,7 @@ use quorate_core::kinds::postgres::{RestoreSeen, RestoreState, RestoreTarget, SU
 use quorate_core::model::{DataSeen, Stamp};
 
 use super::config::{PatroniConfig, configured_files};
+use super::psql::unlogged;
 use super::temporary::Trouble;
 use super::tools::{identifier, literal};
 use super::{data, dcs, processes, tablespaces};
@@ -236,15 +237,32 @@ pub(super) fn passwords(settings: &PatroniConfig) -> String {
     let roles = [&logins.superuser, &logins.replication, &logins.rewind];
     let change =
         |user: &str, password: &str| format!("ALTER ROLE {} LOGIN PASSWORD {};\n", identifier(user), literal(password));
-    // A statement that fails must not be logged: it has a password in it.
-    let quiet = String::from("SET log_statement = 'none';\nSET log_min_error_statement = 'panic';\n");
     debug_assert_eq!(logins.superuser.username, SUPERUSER);
-    quiet + &roles.map(|login| change(&login.username, login.password.expose())).concat()
+    unlogged() + &roles.map(|login| change(&login.username, login.password.expose())).concat()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn passwords_are_set_after_all_that_would_log_them_is_off() {
+        let login = |user: &str| serde_json::json!({"username": user, "password": format!("secret of {user}")});
+        let authentication =
+            serde_json::json!({"superuser": login("postgres"), "replication": login("r"), "rewind": login("w")});
+        let config = serde_json::json!({
+            "scope": "shop", "name": "pg-1", "namespace": "/patroni/",
+            "etcd3": {"hosts": []}, "postgresql": {"authentication": authentication},
+        });
+        let sql = passwords(&serde_json::from_value(config).unwrap());
+        let (quiet, secret) = sql.split_at(sql.find("secret").unwrap());
+        for name in
+            ["log_statement", "log_min_duration_statement", "log_transaction_sample_rate", "pg_stat_statements.track"]
+        {
+            assert!(quiet.contains(&format!("SET {name} = ")), "{name}: {sql}");
+        }
+        assert!(!secret.contains("SET "), "{sql}");
+    }
 
     #[test]
     fn what_the_newest_timeline_has_finished_is_to_be_archived() {

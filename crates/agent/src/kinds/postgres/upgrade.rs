@@ -16,7 +16,7 @@ use tokio::time::timeout;
 use super::backup::LONGEST;
 use super::data;
 use super::initialize::IN_CONTROL_FILE;
-use super::psql::password_line;
+use super::psql::{UNLOGGED, password_line};
 use super::restore::passwords;
 use super::temporary::{make_room, private_directory};
 use super::user::RunAs;
@@ -67,15 +67,16 @@ impl Work {
     fn settings(&self) -> Vec<String> {
         let hba = format!("hba_file={}", self.hba().display());
         let fixed = ["ssl=off", "archive_mode=off", "synchronous_standby_names=", "primary_conninfo=", "cluster_name="];
-        let quiet = ["logging_collector=off", "log_destination=stderr", "log_statement=none", "huge_pages=off"];
-        [hba].into_iter().chain(fixed.into_iter().chain(quiet).map(str::to_owned)).collect()
+        let more = ["logging_collector=off", "log_destination=stderr", "huge_pages=off"];
+        let unlogged = UNLOGGED.iter().map(|(name, value)| format!("{name}={value}"));
+        [hba].into_iter().chain(fixed.into_iter().chain(more).map(str::to_owned)).chain(unlogged).collect()
     }
 
     /// Has a server recover this data and shut it down, with SQL in between: one statement to a line.
     async fn recover(&self, programs: &Path, data: &Path, script: &str, more: Vec<String>) -> Result<(), AgentError> {
         let mut single = self.command(&programs.join("postgres"));
         single.arg("--single").arg("-D").arg(data);
-        let own = ["exit_on_error=true", "log_min_error_statement=panic"].map(str::to_owned);
+        let own = [String::from("exit_on_error=true")];
         for setting in self.settings().into_iter().chain(own).chain(more) {
             single.arg("-c").arg(setting);
         }
