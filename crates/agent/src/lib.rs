@@ -201,6 +201,7 @@ impl Agent {
         if self.keeps_host {
             self.allow_services();
         }
+        kinds::postgres::remove_remnants(&self.layout);
         self.resume_etcd().await;
         self.resume_postgres().await;
         self.resume_services().await;

@@ -16,6 +16,7 @@ pub mod order;
 mod orders;
 mod pgbackrest;
 mod pgbouncer;
+mod private;
 mod processes;
 mod programs;
 mod psql;
@@ -48,6 +49,7 @@ use tokio::task::JoinHandle;
 
 pub(crate) use haproxy::complaint as haproxy_complaint;
 pub(crate) use pgbouncer::SETTINGS as PGBOUNCER_SETTINGS;
+pub(crate) use private::remove_remnants;
 pub(crate) use quorate_core::kinds::postgres::{HAPROXY, PGBOUNCER, SERVICE};
 pub(crate) use state::PostgresState;
 

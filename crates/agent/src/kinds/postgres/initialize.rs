@@ -9,6 +9,7 @@ use quorate_core::kinds::postgres::SUPERUSER;
 use quorate_core::model::{DataSeen, ServiceState, Stamp};
 
 use super::config::{PatroniConfig, configured_files};
+use super::private::Private;
 use super::psql::UNLOGGED;
 use super::tools::{self, identifier, literal};
 use super::{data, dcs};
@@ -113,14 +114,15 @@ impl Agent {
         let (home, draft) = (self.layout.postgres_home(), self.layout.postgres_draft());
         let removed = draft.clone();
         blocking(move || prepare(&home, &removed, owner)).await?;
-        let password = draft.with_extension("password");
+        let private = Private::make(&self.layout, owner)?;
+        let password = private.path().join("password");
         let logins = settings.logins();
         files::write(&password, logins.superuser.password.expose().as_bytes(), files::PRIVATE, owner)?;
         let mut initdb = run_as.command(&programs.join("initdb"));
         initdb.arg("--pgdata").arg(&draft).arg("--pwfile").arg(&password).args(["--username", SUPERUSER]);
         initdb.args(["--data-checksums", "--auth=scram-sha-256", "--encoding=UTF8", "--locale", &locale]);
         let created = tools::run(initdb, "", CREATING).await;
-        files::remove(&password)?;
+        drop(private);
         created?;
         let mut single = run_as.command(&programs.join("postgres"));
         single.arg("--single").arg("-D").arg(&draft);
@@ -135,6 +137,8 @@ impl Agent {
 fn prepare(home: &Path, draft: &Path, owner: Option<Owner>) -> Result<(), AgentError> {
     files::make_dir(home, 0o700)?;
     files::remove_dir(draft)?;
+    // The superuser's: an earlier agent wrote it here, and may have been killed before it removed it.
+    files::remove(&draft.with_extension("password"))?;
     files::give_to(home, owner)
 }
 

@@ -1,7 +1,6 @@
 //! A backup that a replica takes. What a replica lacks, pgBackRest fetches from the primary: there its server runs for the time of that backup.
 //! The certificates of both ends are made for this one backup by a CA that exists for it alone, so no other certificate opens anything.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
@@ -12,10 +11,11 @@ use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep};
 
 use super::jobs::{Pass, PrimaryFiles, ServedPaths, ServerPass};
-use super::temporary::private_directory;
+use super::private::Private;
 use crate::agent::Agent;
 use crate::api::Refusal;
 use crate::files::{self, Owner};
+use crate::layout::Layout;
 use crate::{AgentError, logs};
 
 /// A controller that takes a backup looks every few seconds. One that was lost takes none.
@@ -26,27 +26,21 @@ const LAST_BYTES: u64 = 4 << 10;
 
 /// A pass on disk, in a private directory that is removed with it.
 pub(super) struct PassFiles {
-    directory: PathBuf,
+    directory: Private,
     ca: PathBuf,
     certificate: PathBuf,
     key: PathBuf,
 }
 
 impl PassFiles {
-    fn write(pass: &Pass, owner: Option<Owner>) -> Result<Self, AgentError> {
-        let directory = private_directory(owner)?;
-        let at = |name: &str| directory.join(name);
+    fn write(layout: &Layout, pass: &Pass, owner: Option<Owner>) -> Result<Self, AgentError> {
+        let directory = Private::make(layout, owner)?;
+        let at = |name: &str| directory.path().join(name);
         let files = PassFiles { ca: at("ca.crt"), certificate: at("pass.crt"), key: at("pass.key"), directory };
         files::write(&files.ca, pass.ca.as_bytes(), files::PRIVATE, owner)?;
         files::write(&files.certificate, pass.certificate.as_bytes(), files::PRIVATE, owner)?;
         files::write(&files.key, pass.key.expose().as_bytes(), files::PRIVATE, owner)?;
         Ok(files)
-    }
-}
-
-impl Drop for PassFiles {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.directory);
     }
 }
 
@@ -57,7 +51,7 @@ impl Agent {
         backup: &mut Command,
         PrimaryFiles { address, pass, paths }: &PrimaryFiles,
     ) -> Result<PassFiles, Refusal> {
-        let files = PassFiles::write(pass, self.patroni().await?.owner()?)?;
+        let files = PassFiles::write(&self.layout, pass, self.patroni().await?.owner()?)?;
         let set = |name: &str, value: &dyn std::fmt::Display| format!("--pg2-{name}={value}");
         backup.arg("--backup-standby").arg(set("host", address)).arg(set("host-type", &"tls"));
         backup.arg(set("host-port", &BACKUP_PORT)).arg(set("host-ca-file", &files.ca.display()));
@@ -70,7 +64,7 @@ impl Agent {
     /// Runs pgBackRest's server until the job is ended.
     pub(super) async fn serve_files(&self, ServerPass { pass, client }: &ServerPass) -> Result<(), Refusal> {
         let (tool, owner) = (self.pgbackrest()?, self.patroni().await?.owner()?);
-        let files = PassFiles::write(pass, owner)?;
+        let files = PassFiles::write(&self.layout, pass, owner)?;
         let address = self.state.get().address;
         // If the port is free now, pgBackRest is what answers there later.
         let taken = |error| Refusal::failed(format!("port {BACKUP_PORT} cannot be used: {error}"));
@@ -81,7 +75,7 @@ impl Agent {
         command.arg(set("address", &address)).arg(set("port", &BACKUP_PORT)).arg(set("ca-file", &files.ca.display()));
         command.arg(set("cert-file", &files.certificate.display())).arg(set("key-file", &files.key.display()));
         command.arg(set("auth", &format!("{client}={}", tool.stanza)));
-        let log = files.directory.join("log");
+        let log = files.directory.path().join("log");
         let mut server = spawn(command, &log)?;
         let until = Instant::now() + STARTING;
         while TcpStream::connect((address, BACKUP_PORT)).await.is_err() {

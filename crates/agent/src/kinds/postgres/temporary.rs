@@ -1,7 +1,6 @@
 //! A backup that is restored into a directory next to the data, and a temporary PostgreSQL that recovers it. Nobody reaches it but the agent, it
 //! stores no log, and it waits for no standby.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
@@ -11,6 +10,7 @@ use quorate_core::kinds::postgres::{RestoreTarget, Until};
 use tokio::process::{Child, Command};
 
 use super::backup::LONGEST;
+use super::private::Private;
 use super::user::RunAs;
 use super::{processes, tools};
 use crate::agent::Agent;
@@ -33,8 +33,8 @@ pub(super) struct Temporary {
     data: PathBuf,
     programs: PathBuf,
     run_as: RunAs,
-    /// A private directory with a short name: the path of a socket cannot be long.
-    socket: PathBuf,
+    /// Where its socket is.
+    socket: Private,
     server: Child,
 }
 
@@ -83,14 +83,14 @@ impl Agent {
         let state = self.state.get();
         let programs = self.postgres_directory(&state)?;
         let (run_as, owner) = (self.run_as().await?, self.patroni().await?.owner()?);
-        let socket = private_directory(owner)?;
+        let socket = Private::make(&self.layout, owner)?;
         files::write(&data.join("recovery.signal"), b"", files::PRIVATE, owner)?;
         files::remove(&data.join("standby.signal"))?;
         files::write(&hba_file(data), HBA.as_bytes(), files::PRIVATE, owner)?;
         files::write(&config_file(data), config(target).as_bytes(), files::PRIVATE, owner)?;
         let mut command = run_as.command(&programs.join("postgres"));
         command.arg("-D").arg(data).env(processes::WORKS_ON, data);
-        for (name, value) in self.settings(data, &socket, target)? {
+        for (name, value) in self.settings(data, socket.path(), target)? {
             command.arg("-c").arg(format!("{name}={value}"));
         }
         let server = spawn(command, &log_file(data))?;
@@ -154,7 +154,7 @@ impl Temporary {
     /// One of PostgreSQL's programs, which logs in to it.
     pub(super) fn tool(&self, name: &str) -> Command {
         let mut command = self.run_as.command(&self.programs.join(name));
-        command.env("PGHOST", &self.socket).env("PGPORT", "5432").env("PGUSER", SUPERUSER);
+        command.env("PGHOST", self.socket.path()).env("PGPORT", "5432").env("PGUSER", SUPERUSER);
         command
     }
 
@@ -179,7 +179,6 @@ impl Temporary {
 impl Drop for Temporary {
     fn drop(&mut self) {
         let _ = self.server.start_kill();
-        let _ = fs::remove_dir_all(&self.socket);
     }
 }
 
@@ -215,13 +214,6 @@ pub(super) fn make_room(home: &Path, places: &[PathBuf], owner: Option<Owner>, b
 
 fn mebibytes(bytes: u64) -> String {
     format!("{} MiB", bytes.div_ceil(1 << 20))
-}
-
-pub(super) fn private_directory(owner: Option<Owner>) -> Result<PathBuf, AgentError> {
-    let path = std::env::temp_dir().join(format!("quorate-{}", quorate_pki::random_hex(6)));
-    files::one_private_directory(&path).map_err(AgentError::file("make", &path))?;
-    files::give_to(&path, owner)?;
-    Ok(path)
 }
 
 fn spawn(mut command: Command, log: &Path) -> Result<Child, AgentError> {

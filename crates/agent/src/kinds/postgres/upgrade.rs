@@ -16,9 +16,10 @@ use tokio::time::timeout;
 use super::backup::LONGEST;
 use super::data;
 use super::initialize::IN_CONTROL_FILE;
+use super::private::Private;
 use super::psql::{UNLOGGED, password_line};
 use super::restore::passwords;
-use super::temporary::{make_room, private_directory};
+use super::temporary::make_room;
 use super::user::RunAs;
 use super::{processes, tablespaces, tools};
 use crate::agent::Agent;
@@ -38,7 +39,7 @@ const KEEPS_STATISTICS: u16 = 18;
 
 /// The private directory of one upgrade: its sockets, who is let in, and what `pg_upgrade` writes.
 struct Work {
-    directory: PathBuf,
+    directory: Private,
     run_as: RunAs,
     owner: Option<Owner>,
     old: PathBuf,
@@ -46,20 +47,14 @@ struct Work {
     root: String,
 }
 
-impl Drop for Work {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.directory);
-    }
-}
-
 impl Work {
     fn hba(&self) -> PathBuf {
-        self.directory.join("hba.conf")
+        self.directory.path().join("hba.conf")
     }
 
     fn command(&self, program: &Path) -> Command {
         let mut command = self.run_as.command(program);
-        command.current_dir(&self.directory).env(MARK, &self.root);
+        command.current_dir(self.directory.path()).env(MARK, &self.root);
         command
     }
 
@@ -86,7 +81,7 @@ impl Work {
 
     /// New and empty data of the new version, as the old was created.
     async fn create(&self, locale: &str, password: &str, data: &Path) -> Result<(), AgentError> {
-        let file = self.directory.join("password");
+        let file = self.directory.path().join("password");
         files::write(&file, password.as_bytes(), files::PRIVATE, self.owner)?;
         let mut initdb = self.command(&self.new.join("initdb"));
         initdb.arg("--pgdata").arg(data).arg("--pwfile").arg(&file).args(["--username", SUPERUSER, "--no-sync"]);
@@ -100,7 +95,7 @@ impl Work {
         let mut upgrade = self.command(&self.new.join("pg_upgrade"));
         upgrade.arg("--old-bindir").arg(&self.old).arg("--new-bindir").arg(&self.new);
         upgrade.arg("--old-datadir").arg(old).arg("--new-datadir").arg(new);
-        upgrade.arg("--socketdir").arg(&self.directory).args(["--username", SUPERUSER, mode]);
+        upgrade.arg("--socketdir").arg(self.directory.path()).args(["--username", SUPERUSER, mode]);
         let libraries = preloaded(old).map(|libraries| format!("shared_preload_libraries='{libraries}'"));
         let options = |settings: Vec<String>| {
             settings.into_iter().chain(libraries.clone()).map(|setting| format!("-c {setting}")).collect::<Vec<_>>()
@@ -194,7 +189,7 @@ impl Agent {
     /// As another standby would be cloned, from the server of this machine.
     async fn copy_data(&self, work: &Work, copy: &Path) -> Result<(), Refusal> {
         let password = self.patroni_settings()?.logins().replication.password.clone();
-        let pgpass = work.directory.join("pgpass");
+        let pgpass = work.directory.path().join("pgpass");
         let line = password_line(&password).replace(&format!(":{SUPERUSER}:"), &format!(":{REPLICATOR}:"));
         files::write(&pgpass, line.as_bytes(), files::PRIVATE, work.owner)?;
         let mut backup = work.command(&work.old.join("pg_basebackup"));
@@ -218,7 +213,7 @@ impl Agent {
         let old = self.postgres_directory(&state)?;
         let missing = || Refusal::failed("the programs of the other version were not found on this machine");
         let new = state.postgres.programs.next.clone().ok_or_else(missing)?;
-        let directory = private_directory(owner)?;
+        let directory = Private::make(&self.layout, owner)?;
         let root = self.layout.root().display().to_string();
         let work = Work { directory, run_as, owner, old, new, root };
         files::write(&work.hba(), b"local all all trust\n", files::PRIVATE, owner)?;
