@@ -18,6 +18,9 @@ pub struct Env {
     /// Connect through the HAProxy of a PostgreSQL cluster, to the primary or to replicas
     #[arg(long, value_name = "PORT", num_args = 0..=1, require_equals = true, default_missing_value = "primary")]
     pub proxy: Option<ProxyPort>,
+    /// Which member of a PostgreSQL cluster clients stay connected to
+    #[arg(long, conflicts_with = "proxy")]
+    pub session: Option<Session>,
     /// Through the fronts of an etcd cluster, which `etcd.front` in its spec adds
     #[arg(long)]
     pub front: bool,
@@ -43,6 +46,17 @@ pub enum OutputFormat {
     Shell,
     /// Variables for Terraform, for a file such as quorate.auto.tfvars
     Tfvars,
+}
+
+/// As `target_session_attrs` of libpq.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum Session {
+    /// The primary (the default)
+    ReadWrite,
+    /// A standby, or the primary if no standby answers; needs libpq 14
+    PreferStandby,
+    /// The first that answers
+    Any,
 }
 
 /// A port of HAProxy.

@@ -33,6 +33,10 @@ pub async fn env(context: &Context, options: cli::Env) -> Result<Exit, Error> {
     if options.proxy.is_some() {
         return Err(clients::ClientError::NoProxy(options.name).into());
     }
+    if options.session.is_some() {
+        let what = format!("{} is an etcd cluster, and `--session` is for clusters of PostgreSQL", options.name);
+        return Err(Error::refused(what, "leave it out; etcdctl uses any member that answers"));
+    }
     let brought = load::brought_files(&ledger)?;
     let mut environment = clients::environment(&context.home, &ledger, &brought).await?;
     if options.front {
@@ -61,11 +65,8 @@ const ROOT: &str = "root";
 
 /// Variables that psql and every other client with libpq reads.
 async fn postgres_env(context: &Context, ledger: &Ledger, options: &cli::Env) -> Result<Exit, Error> {
-    let proxy = options.proxy.map(|port| match port {
-        cli::ProxyPort::Primary => postgres::ProxyPort::Primary,
-        cli::ProxyPort::Replica => postgres::ProxyPort::Replica,
-    });
-    let variables = postgres::environment(&context.home, ledger, options.user.as_deref(), proxy).await?;
+    let way = way(options);
+    let variables = postgres::environment(&context.home, ledger, options.user.as_deref(), way).await?;
     match options.output.format {
         Format::Json => output::print_json(&variables)?,
         Format::Text => {
@@ -75,6 +76,16 @@ async fn postgres_env(context: &Context, ledger: &Ledger, options: &cli::Env) ->
         }
     }
     Ok(Exit::Done)
+}
+
+fn way(options: &cli::Env) -> postgres::Way {
+    match (options.proxy, options.session) {
+        (Some(cli::ProxyPort::Primary), _) => postgres::Way::Proxy(postgres::ProxyPort::Primary),
+        (Some(cli::ProxyPort::Replica), _) => postgres::Way::Proxy(postgres::ProxyPort::Replica),
+        (None, Some(cli::Session::PreferStandby)) => postgres::Way::Members(postgres::Session::PreferStandby),
+        (None, Some(cli::Session::Any)) => postgres::Way::Members(postgres::Session::Any),
+        (None, Some(cli::Session::ReadWrite) | None) => postgres::Way::Members(postgres::Session::ReadWrite),
+    }
 }
 
 /// What would lead libpq elsewhere, or let it log in otherwise.

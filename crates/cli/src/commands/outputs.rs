@@ -58,7 +58,9 @@ async fn of_etcd(context: &Context, ledger: &Ledger) -> Result<(Vec<String>, Pat
 }
 
 async fn of_postgres(context: &Context, ledger: &Ledger) -> Result<(Vec<String>, PathBuf), Error> {
-    let variables = postgres::environment(&context.home, ledger, None, None).await?;
+    let variables =
+        postgres::environment(&context.home, ledger, None, postgres::Way::Members(postgres::Session::ReadWrite))
+            .await?;
     let hosts = variables["PGHOST"].split(',').map(|host| match host.contains(':') {
         true => format!("[{host}]:{}", variables["PGPORT"]),
         false => format!("{host}:{}", variables["PGPORT"]),

@@ -29,23 +29,56 @@ pub enum ProxyPort {
     Replica,
 }
 
-/// The port that clients connect to, and what they ask of the server behind it.
-fn way(ledger: &Ledger, proxy: Option<ProxyPort>) -> Result<(u16, &'static str), ClientError> {
-    let haproxy = ledger.spec.postgres.as_ref().and_then(|postgres| postgres.haproxy.as_ref());
-    match (proxy, haproxy) {
-        (None, _) => Ok((CLIENT_PORT, "read-write")),
-        (Some(ProxyPort::Primary), Some(haproxy)) => Ok((haproxy.primary_port, "read-write")),
-        (Some(ProxyPort::Replica), Some(haproxy)) => Ok((haproxy.replica_port, "any")),
-        (Some(_), None) => Err(ClientError::NoProxy(ledger.spec.name.to_string())),
+/// Which of the servers that it knows a client stays connected to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Session {
+    /// The primary.
+    ReadWrite,
+    /// A standby; the primary, if no standby answers.
+    PreferStandby,
+    /// The first that answers.
+    Any,
+}
+
+impl Session {
+    /// For libpq, which knows `prefer-standby` from version 14 on.
+    fn word(self) -> &'static str {
+        match self {
+            Session::ReadWrite => "read-write",
+            Session::PreferStandby => "prefer-standby",
+            Session::Any => "any",
+        }
     }
 }
 
-/// Variables that libpq reads. The first server that is the primary is connected to.
+/// Where clients connect.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Way {
+    /// To the members themselves, of which the client chooses.
+    Members(Session),
+    /// Through HAProxy, which chooses.
+    Proxy(ProxyPort),
+}
+
+impl Way {
+    /// The port that clients connect to, and what they ask of the server behind it.
+    fn ends_at(self, ledger: &Ledger) -> Result<(u16, Session), ClientError> {
+        let haproxy = ledger.spec.postgres.as_ref().and_then(|postgres| postgres.haproxy.as_ref());
+        match (self, haproxy) {
+            (Way::Members(session), _) => Ok((CLIENT_PORT, session)),
+            (Way::Proxy(ProxyPort::Primary), Some(haproxy)) => Ok((haproxy.primary_port, Session::ReadWrite)),
+            (Way::Proxy(ProxyPort::Replica), Some(haproxy)) => Ok((haproxy.replica_port, Session::Any)),
+            (Way::Proxy(_), None) => Err(ClientError::NoProxy(ledger.spec.name.to_string())),
+        }
+    }
+}
+
+/// Variables that libpq reads.
 pub async fn environment(
     home: &Home,
     ledger: &Ledger,
     user: Option<&str>,
-    proxy: Option<ProxyPort>,
+    way: Way,
 ) -> Result<BTreeMap<&'static str, String>, ClientError> {
     let name = ledger.spec.name.as_str();
     let there = |what: Option<&Secret>| what.cloned().ok_or_else(|| ClientError::NotThere(name.to_owned()));
@@ -55,8 +88,8 @@ pub async fn environment(
         SUPERUSER => there(passwords.map(|known| &known.superuser))?,
         other => there(declared(ledger, other)?)?,
     };
-    let (port, session) = way(ledger, proxy)?;
-    let (hosts, dial) = hosts(home, ledger, proxy).await?;
+    let (port, session) = way.ends_at(ledger)?;
+    let (hosts, dial) = hosts(home, ledger, matches!(way, Way::Proxy(_))).await?;
     if hosts.is_empty() {
         return Err(ClientError::NotThere(name.to_owned()));
     }
@@ -73,7 +106,7 @@ pub async fn environment(
         ("PGDATABASE", database(ledger, user)),
         ("PGSSLMODE", String::from("verify-full")),
         ("PGSSLROOTCERT", ca.display().to_string()),
-        ("PGTARGETSESSIONATTRS", session.to_owned()),
+        ("PGTARGETSESSIONATTRS", session.word().to_owned()),
     ]);
     if let Dial::Namespace(namespace) = dial {
         variables.insert("QUORATE_NETNS", namespace);
@@ -130,15 +163,15 @@ fn database(ledger: &Ledger, user: &str) -> String {
 }
 
 /// The addresses of the members, or of those machines that have HAProxy, and how this host connects to them.
-async fn hosts(home: &Home, ledger: &Ledger, proxy: Option<ProxyPort>) -> Result<(Vec<String>, Dial), ClientError> {
+async fn hosts(home: &Home, ledger: &Ledger, is_proxied: bool) -> Result<(Vec<String>, Dial), ClientError> {
     let provider = home.provider(ledger);
     let machines = provider.machines().await.map_err(ControlError::from)?;
     let machines = by_name(ledger, machines.found);
     let address = |name: &MemberName| Some(machines.get(name)?.address?.to_string());
     let haproxy = ledger.spec.postgres.as_ref().and_then(|postgres| postgres.haproxy.as_ref());
-    let is_wanted = |name: &str| proxy.is_none() || haproxy.is_some_and(|haproxy| haproxy.runs_on(name));
+    let is_wanted = |name: &str| !is_proxied || haproxy.is_some_and(|haproxy| haproxy.runs_on(name));
     let members = ledger.spec.members.iter().filter(|member| is_wanted(member.name.as_str()));
-    let names: Vec<MemberName> = match proxy.is_some() && ledger.spec.proxies().next().is_some() {
+    let names: Vec<MemberName> = match is_proxied && ledger.spec.proxies().next().is_some() {
         true => ledger.spec.proxies().map(|proxy| proxy.name.as_str().into()).collect(),
         false => members.map(|member| member.name.as_str().into()).collect(),
     };
