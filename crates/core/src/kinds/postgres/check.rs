@@ -1,8 +1,8 @@
 //! Checks of a cluster of PostgreSQL: its etcd, its members, and what Patroni would refuse, change silently or overwrite.
 
 use super::parameters::{self, Wrong};
-use super::spec::{Dcs, Haproxy, Pgbouncer, PostgresSettings, Tags, WatchdogMode};
-use super::{BACKUP_PORT, CLIENT_PORT, REPLICATOR, REST_PORT, REWINDER, SUPERUSER, repository};
+use super::spec::{Dcs, Haproxy, Pgbouncer, PostgresSettings, Synchronous, Tags, WatchdogMode};
+use super::{BACKUP_PORT, CLIENT_PORT, REPLICATOR, REST_PORT, REWINDER, SUPERUSER, repository, reserved};
 use crate::kinds::etcd::spec::{ClientAuth, EtcdSettings, TokenKind};
 use crate::model::AGENT_PORT;
 use crate::providers::MachineKind;
@@ -16,34 +16,9 @@ use crate::spec::{
 const SHORTEST_TTL: Millis = Millis(20_000);
 const SHORTEST_LOOP: Millis = Millis(1_000);
 const SHORTEST_RETRY: Millis = Millis(3_000);
-/// Parameters that Patroni sets on all members itself, from its own settings.
-const OF_PATRONI: [&str; 18] = [
-    "archive_cleanup_command",
-    "cluster_name",
-    "config_file",
-    "data_directory",
-    "hba_file",
-    "hot_standby",
-    "ident_file",
-    "listen_addresses",
-    "port",
-    "primary_conninfo",
-    "primary_slot_name",
-    "recovery_target",
-    "restore_command",
-    "synchronous_standby_names",
-    "unix_socket_directories",
-    "wal_log_hints",
-    "recovery_min_apply_delay",
-    "promote_trigger_file",
-];
 /// PostgreSQL's limit for the name of a slot, and Patroni's default for how many there are.
 const LONGEST_SLOT: usize = 63;
 const USUAL_SLOTS: usize = 10;
-/// Parameters that quorate sets: certificates and how passwords are stored.
-const OF_QUORATE: [&str; 7] =
-    ["ssl", "ssl_cert_file", "ssl_key_file", "ssl_ca_file", "ssl_crl_file", "ssl_crl_dir", "password_encryption"];
-
 /// Parameters that quorate sets where the cluster has backups.
 const OF_BACKUPS: [&str; 3] = ["archive_mode", "archive_command", "archive_library"];
 
@@ -509,23 +484,32 @@ fn is_slot_of(slot: &str, member: &str) -> bool {
 fn parameters(cluster: &Cluster, postgres: &PostgresSettings, host: &HostFacts, found: &mut Findings) {
     for (name, value) in &postgres.parameters {
         let at = cluster.at(&format!("postgres.parameters.{name}"));
-        if OF_PATRONI.contains(&name.as_str()) {
-            let message = format!("`{name}` is set by Patroni, which ignores or overwrites it");
-            found.error(at, message, "leave it out");
-        } else if OF_QUORATE.contains(&name.as_str()) {
-            let message = format!("`{name}` is set by quorate, which provides certificates and passwords");
-            found.error(at, message, "leave it out; see `tls`");
+        if let Some(Wrong { message, hint }) = reserved::reserved(name) {
+            found.error(at, message, hint);
         } else if !is_parameter(name) {
             let message = format!("`{name}` is not the name of a parameter");
             found.error(at, message, "names have lower case letters, digits, `_` and, for extensions, one `.`");
         } else if let Some(Wrong { message, hint }) = parameters::wrong(postgres.version, name, &value.0) {
             found.error(at, message, hint);
+        } else if let Some(Wrong { message, hint }) = reserved::dangerous(name, &value.0) {
+            found.error(at, message, hint);
+        } else if name == "synchronous_commit" {
+            confirmed_early(at, &value.0, &postgres.synchronous, found);
         } else if name == "wal_level" && value.0.eq_ignore_ascii_case("minimal") {
             let message = "with `wal_level` `minimal` there are no standbys, and Patroni does not use it";
             found.error(at, message, "use `replica` or `logical`");
         }
     }
     memory(cluster, postgres, host, found);
+}
+
+/// Without `strict` nobody was promised every commit, so it is not refused.
+fn confirmed_early(at: String, value: &str, synchronous: &Synchronous, found: &mut Findings) {
+    match reserved::confirms_early(value, synchronous) {
+        Some(Wrong { message, hint }) if synchronous.strict => found.error(at, message, hint),
+        Some(Wrong { message, hint }) => found.warning(at, message, hint),
+        None => {}
+    }
 }
 
 /// PostgreSQL does not start if it cannot have this memory.

@@ -13,6 +13,7 @@ pub(crate) mod ports;
 mod record;
 pub(crate) mod remember;
 pub mod repository;
+mod reserved;
 pub mod safety;
 pub(crate) mod simulate;
 pub mod spec;

@@ -191,7 +191,7 @@ fn units(unit: &str) -> String {
 }
 
 /// Any beginning of a word that no other word has is enough for PostgreSQL.
-fn boolean(text: &str) -> Option<bool> {
+pub(super) fn boolean(text: &str) -> Option<bool> {
     let text = text.trim().to_ascii_lowercase();
     match text.as_str() {
         "" | "o" => None,
