@@ -2,7 +2,7 @@
 
 use super::parameters::{self, Wrong};
 use super::spec::{Dcs, Haproxy, Pgbouncer, PostgresSettings, Synchronous, Tags, WatchdogMode};
-use super::{BACKUP_PORT, CLIENT_PORT, REPLICATOR, REST_PORT, REWINDER, SUPERUSER, repository, reserved};
+use super::{BACKUP_PORT, CLIENT_PORT, REPLICATOR, REST_PORT, REWINDER, SUPERUSER, hba, repository, reserved};
 use crate::kinds::etcd::spec::{ClientAuth, EtcdSettings, TokenKind};
 use crate::model::AGENT_PORT;
 use crate::providers::MachineKind;
@@ -34,6 +34,7 @@ pub(crate) fn check(cluster: &Cluster, all: &Spec, host: &HostFacts, found: &mut
     watchdog(cluster, postgres, found);
     next_to_it(cluster, found);
     parameters(cluster, postgres, host, found);
+    rules_of_access(cluster, postgres, found);
     catalog(cluster, postgres, found);
     backup(cluster, postgres, found);
     tags(cluster, postgres, found);
@@ -532,6 +533,17 @@ fn memory(cluster: &Cluster, postgres: &PostgresSettings, host: &HostFacts, foun
     } else if value("huge_page_size").is_some() && value("huge_pages").is_some_and(|value| value == "off") {
         let message = "`huge_page_size` has no effect while `huge_pages` is `off`";
         found.warning(at("huge_page_size"), message, "leave one of them out");
+    }
+}
+
+fn rules_of_access(cluster: &Cluster, postgres: &PostgresSettings, found: &mut Findings) {
+    for (index, rule) in postgres.pg_hba.iter().enumerate() {
+        let at = cluster.at(&format!("postgres.pg_hba[{index}]"));
+        match hba::check(postgres.version, rule) {
+            Ok(None) => {}
+            Ok(Some(Wrong { message, hint })) => found.warning(at, message, hint),
+            Err(Wrong { message, hint }) => found.error(at, message, hint),
+        }
     }
 }
 

@@ -6,6 +6,7 @@ pub mod backup;
 pub mod check;
 pub mod desire;
 mod facts;
+mod hba;
 pub mod older_dcs;
 pub mod parameters;
 pub mod planner;

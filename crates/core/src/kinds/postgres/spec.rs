@@ -47,7 +47,8 @@ pub struct PostgresSettings {
     /// Replication slots that Patroni keeps on whichever member is the primary. It drops one that is removed here.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub slots: Vec<Slot>,
-    /// Lines for `pg_hba.conf`, before quorate's own.
+    /// Rules for `pg_hba.conf`: after those of the users that quorate itself needs, and before those that let in everybody with TLS and a
+    /// password and nobody else. Each must ask for TLS and for proof of who the client is, or reject.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pg_hba: Vec<String>,
     /// Locale of the data, as `initdb` takes it. It cannot be changed.
