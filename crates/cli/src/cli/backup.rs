@@ -206,8 +206,8 @@ pub struct Restore {
 #[derive(Args, Debug)]
 #[group(multiple = false)]
 pub struct RestoreWhat {
-    /// The state at this time, by the recorder's clock
-    #[arg(long, value_name = "TIME")]
+    /// The state at this time, such as 2026-11-19T02:05:14Z, by the recorder's clock
+    #[arg(long, value_name = "TIME", value_parser = moment)]
     pub at: Option<jiff::Timestamp>,
     /// The state at this revision
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(1..))]
@@ -227,4 +227,11 @@ pub struct RestoreWhat {
     /// A plain etcd snapshot, made by any tool
     #[arg(long, value_name = "PATH|s3://BUCKET/KEY")]
     pub snapshot: Option<String>,
+}
+
+/// A time without an offset would mean another moment on each machine.
+fn moment(text: &str) -> Result<jiff::Timestamp, String> {
+    text.parse().map_err(|_| {
+        String::from("expected a date, a time and an offset, such as 2026-11-19T02:05:14Z or 2026-11-19T03:05:14+01:00")
+    })
 }

@@ -62,7 +62,22 @@ async fn destroy(context: &Context, name: &str, options: &cli::Destroy) -> Resul
         return Ok(Some(refused(name, &outcome.blocked)));
     }
     leave_etcd(context, &ledger.spec).await?;
-    remove_rest(context, name)
+    let exit = remove_rest(context, name)?;
+    output::talk(&what_stays(&ledger));
+    Ok(exit)
+}
+
+/// The key that signs backups was in the ledger alone, and a restore wants to know whose they are.
+fn what_stays(ledger: &Ledger) -> String {
+    let named = ledger.spec.backup.as_ref().and_then(|backup| backup.signed_by.as_ref());
+    match &ledger.backup_signing {
+        Some(signing) if named.is_none() => format!(
+            "its backups stay, signed by {0}\n  hint: keep this key: a restore needs it as `--signed-by {0}`, or as \
+             `backup.signed_by` in the spec\n",
+            signing.public
+        ),
+        _ => String::new(),
+    }
 }
 
 /// Removes what is left of a PostgreSQL cluster in its etcd: Patroni's keys, and the user that it logged in as.

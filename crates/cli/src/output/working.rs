@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use quorate_control::kinds::etcd::backup::{Doing, Teller};
 
-use super::{draw, size, talk};
+use super::{draw, size, talk, terminal};
 
 const REDRAW: Duration = Duration::from_millis(100);
 /// Into a file or a log, the same thing is printed that often.
@@ -67,13 +67,20 @@ impl Teller for Working {
         match (text(what), self.terminal) {
             (Some(text), true) => {
                 state.drawn = true;
-                draw("\r\x1b[K", &format!("  {text} …"));
+                draw("\r\x1b[K", &on_one_line(&text, terminal::of_stderr().width.unwrap_or(usize::MAX)));
             }
             (Some(text), false) if !self.log => talk(&format!("{text} …\n")),
             (None, true) if std::mem::take(&mut state.drawn) => draw("\r\x1b[K", ""),
             _ => {}
         }
     }
+}
+
+/// Of a line that is wrapped, only the last row can be cleared.
+fn on_one_line(text: &str, width: usize) -> String {
+    let room = width.saturating_sub("   … ".chars().count());
+    let kept: String = text.chars().take(room).collect();
+    format!("  {} …", kept.trim_end())
 }
 
 impl Drop for Working {
@@ -117,6 +124,14 @@ fn text(what: Doing<'_>) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_line_that_is_redrawn_fits_the_terminal() {
+        assert_eq!(on_one_line("reading", usize::MAX), "  reading …");
+        let drawn = on_one_line(&"ä".repeat(200), 80);
+        assert_eq!(drawn.chars().count(), 79);
+        assert_eq!(on_one_line("reading", 3), "   …");
+    }
 
     #[test]
     fn everything_that_takes_time_is_told() {

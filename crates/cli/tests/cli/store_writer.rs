@@ -229,6 +229,7 @@ fn data_is_deleted_only_where_the_store_has_it(cluster: &BackedUp, id: &str) {
     fs::write(&snapshot, &whole[1..]).expect("damage");
     refuses(&["is damaged since", "it was cut or replaced"]);
     fs::write(&snapshot, whole).expect("a snapshot");
-    cluster.sandbox.quorate(&["destroy", NAME, "--yes"]).ok();
+    let told = cluster.sandbox.quorate(&["destroy", NAME, "--yes"]).ok().stderr;
+    assert!(told.contains("hint: keep this key: a restore needs it as `--signed-by "), "{told}");
     assert_eq!(cluster.sandbox.processes(), []);
 }

@@ -383,8 +383,8 @@ impl fmt::Display for UnsafeBecause {
                 if *voters == 1 { "voter is" } else { "voters are" }
             ),
             UnsafeBecause::NotLost { voters, healthy } => {
-                let are = if *voters == 1 { "voter is" } else { "voters are" };
-                write!(f, "the cluster has a quorum: {healthy} of {voters} {are} available with their data")
+                let have = if *voters == 1 { "voter has its data or may have it" } else { "voters have their data or may have it" };
+                write!(f, "the quorum is not lost: {healthy} of {voters} {have}")
             }
             UnsafeBecause::Serves { member, voters, healthy, quorum } => write!(
                 f,

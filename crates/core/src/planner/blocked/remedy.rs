@@ -129,7 +129,7 @@ impl UnsafeBecause {
                  rebuilds the cluster from a survivor and shows what may be lost",
             ),
             UnsafeBecause::NotLost { .. } => {
-                String::from("there is nothing to recover: `quorate apply NAME` replaces what is lost")
+                String::from("`quorate apply NAME` starts what is off and replaces what is lost")
             }
             UnsafeBecause::Serves { .. } => String::from(
                 "find out why this controller does not reach the others: they serve clients, and a recovery would lose \
