@@ -38,7 +38,7 @@ use crate::marks::{Mark, State};
 use crate::{Data, Machines, NewMachine, Provider, ProviderError};
 pub use error::OpenstackError;
 pub use images::{Upload, Uploaded, upload, upload_with};
-use network::{OwnPort, Places};
+use network::Places;
 use server::Server;
 use session::Session;
 
