@@ -265,7 +265,8 @@ fn a_ledger_that_is_too_new_is_not_to_be_replaced_by_an_older_version() {
         ["has an unknown variant `mainframe`:", &by(this)],
     );
     // Whatever a newer quorate has written, this one does not know what is wrong with it.
-    let of_99: [(fn(&mut Value), &str); 3] = [
+    type Change = fn(&mut Value);
+    let of_99: [(Change, &str); 3] = [
         (|stored| drop(stored.as_object_mut().unwrap().remove("members")), "cannot be read (missing field `members`"),
         (|stored| stored["fence"] = u64::MAX.into(), "cannot be read (its fencing number is 18446744073709551615"),
         (|stored| stored["format"] = 99.into(), "has format 99, and this quorate reads formats up to"),

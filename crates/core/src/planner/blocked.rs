@@ -383,7 +383,11 @@ impl fmt::Display for UnsafeBecause {
                 if *voters == 1 { "voter is" } else { "voters are" }
             ),
             UnsafeBecause::NotLost { voters, healthy } => {
-                let have = if *voters == 1 { "voter has its data or may have it" } else { "voters have their data or may have it" };
+                let have = if *voters == 1 {
+                    "voter has its data or may have it"
+                } else {
+                    "voters have their data or may have it"
+                };
                 write!(f, "the quorum is not lost: {healthy} of {voters} {have}")
             }
             UnsafeBecause::Serves { member, voters, healthy, quorum } => write!(

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use quorate_core::text::hex;
-use sha2::{Digest, Sha256};
+use quorate_pki::Sha256;
 
 use crate::AgentError;
 use crate::files::{self, Owner};

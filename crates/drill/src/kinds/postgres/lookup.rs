@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use quorate_agent::dial::Dial;
-use quorate_control::kinds::postgres::clients;
+use quorate_control::kinds::postgres::clients::{self, Session, Way};
 use quorate_core::kinds::postgres::{CLIENT_PORT, desire};
 use quorate_core::model::Ledger;
 
@@ -41,7 +41,7 @@ impl Lookup {
 
 /// What `quorate env` sets for libpq.
 pub(super) async fn access(site: &Site, ledger: &Ledger) -> Result<Access, DrillError> {
-    let variables = clients::environment(&site.home, ledger, None, None).await?;
+    let variables = clients::environment(&site.home, ledger, None, Way::Members(Session::ReadWrite)).await?;
     let text = |name: &str| variables.get(name).cloned().unwrap_or_default();
     let file = |name: &str| crate::read(text(name).as_ref());
     let (chain, key) = (file("PGSSLCERT")?, file("PGSSLKEY")?);
