@@ -9,6 +9,7 @@ mod figures;
 mod filled;
 mod front;
 mod machines;
+mod openstack;
 mod plan;
 mod postgres;
 mod process;
@@ -55,6 +56,8 @@ pub enum Bench {
     Machines(machines::Options),
     /// Compare a cluster on new system containers of Incus with the same made by a bare script and by cloud-init
     Incus(machines::incus::Options),
+    /// Count the calls of `plan` and `status` to a region of OpenStack for up to 100 clusters, next to Terraform's
+    Openstack(openstack::Options),
     /// Compare clients through `quorate front` with clients through HAProxy and with direct ones
     Front(front::Options),
     /// Compare a PostgreSQL cluster with plain Patroni that is started and changed manually
@@ -71,6 +74,7 @@ pub fn run(lab: &Lab, bench: &Bench) -> Result<()> {
         Bench::Restore(options) => restore::run(lab, options),
         Bench::Machines(options) => machines::run(lab, options),
         Bench::Incus(options) => machines::incus::run(lab, options),
+        Bench::Openstack(options) => openstack::run(lab, options),
         Bench::Front(options) => front::run(lab, options),
         Bench::Postgres(options) => postgres::run(lab, options),
     }
@@ -148,6 +152,11 @@ impl Ground {
     fn prepare_with(lab: &Lab, programs: Programs) -> Result<Self> {
         eprintln!("building quorate");
         let (program, examples) = programs.build()?;
+        Self::prepare_for(lab, program, examples)
+    }
+
+    /// With a quorate and with examples that are there already.
+    fn prepare_for(lab: &Lab, program: PathBuf, examples: PathBuf) -> Result<Self> {
         let directory = lab.root().join("bench");
         fs::create_dir_all(&directory).with_context(|| format!("cannot create {}", directory.display()))?;
         let path = directory.join(".lock");

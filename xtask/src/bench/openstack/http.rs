@@ -1,0 +1,67 @@
+//! As much of HTTP as the scripted cloud needs.
+
+use std::io::BufRead;
+
+use anyhow::{Context, Result, bail};
+
+/// A request as it was sent.
+#[derive(Debug, PartialEq)]
+pub struct Request {
+    pub method: String,
+    /// Path and query.
+    pub target: String,
+    pub body: Vec<u8>,
+}
+
+impl Request {
+    /// None: there is no further one.
+    pub fn read(reader: &mut impl BufRead) -> Result<Option<Self>> {
+        let mut line = String::new();
+        if reader.read_line(&mut line)? == 0 {
+            return Ok(None);
+        }
+        let mut words = line.split_whitespace().map(str::to_owned);
+        let (Some(method), Some(target)) = (words.next(), words.next()) else { bail!("no request: {line:?}") };
+        let mut body = vec![0; body_length(reader)?];
+        reader.read_exact(&mut body)?;
+        Ok(Some(Request { method, target, body }))
+    }
+}
+
+/// As the headers have it, which it reads to their end.
+fn body_length(reader: &mut impl BufRead) -> Result<usize> {
+    let mut length = 0;
+    loop {
+        let mut line = String::new();
+        if reader.read_line(&mut line)? == 0 {
+            bail!("the request ends in its headers");
+        }
+        let Some((name, value)) = line.split_once(':') else { return Ok(length) };
+        if name.eq_ignore_ascii_case("content-length") {
+            length = value.trim().parse().context("no length of a body")?;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_are_read_one_after_another() {
+        let sent = "POST /a HTTP/1.1\r\nhost: x:1\r\nContent-Length: 3\r\n\r\na=bGET /b?c=d HTTP/1.1\r\n\r\n";
+        let mut stream = sent.as_bytes();
+        let first = Request::read(&mut stream).unwrap().unwrap();
+        assert_eq!((first.method.as_str(), first.target.as_str(), &first.body[..]), ("POST", "/a", b"a=b".as_slice()));
+        let second = Request::read(&mut stream).unwrap().unwrap();
+        assert_eq!((second.target.as_str(), second.body.len()), ("/b?c=d", 0));
+        assert_eq!(Request::read(&mut stream).unwrap(), None);
+    }
+
+    #[test]
+    fn a_request_that_is_cut_short_is_an_error() {
+        for sent in ["GET / HTTP/1.1\r\nhost: x\r\n", "POST / HTTP/1.1\r\nContent-Length: 3\r\n\r\na"] {
+            assert!(Request::read(&mut sent.as_bytes()).is_err(), "{sent:?}");
+        }
+    }
+}
