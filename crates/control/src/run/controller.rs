@@ -146,7 +146,8 @@ impl Controller {
     }
 
     async fn rounds(&mut self, reporter: &dyn Reporter) -> Result<Outcome, ControlError> {
-        let mut spent = Spent::default();
+        let longest_pause = self.held.ledger().spec.provider.settings().longest_pause().unsigned_abs();
+        let mut spent = Spent { longest_pause, ..Spent::default() };
         let mut asked = None;
         let mut still_true = None;
         loop {
@@ -276,6 +277,8 @@ struct Spent {
     failures: u32,
     formations: u32,
     waiting_since: Option<Instant>,
+    /// Between two looks.
+    longest_pause: Duration,
     outstanding: Outstanding,
     /// How often each step was done.
     done: HashMap<Action, u32>,
@@ -296,7 +299,7 @@ impl Spent {
         if waited > patience {
             return Err(waiting);
         }
-        tokio::time::sleep(pause(waited, look)).await;
+        tokio::time::sleep(pause(waited, look, self.longest_pause)).await;
         Ok(())
     }
 
@@ -426,9 +429,9 @@ fn changes_nothing_seen(formation: &Formation, steps: &[Step]) -> bool {
 }
 
 /// A tenth of the time waited so far: things that start are up within milliseconds, and for what takes longer the looks, which keep
-/// members busy, become rarer. So they do where they take long themselves.
-fn pause(waited: Duration, look: Duration) -> Duration {
-    let by_time = (waited / 10).clamp(Duration::from_millis(5), Duration::from_millis(100));
+/// members and a cloud's API busy, become rarer. So they do where they take long themselves.
+fn pause(waited: Duration, look: Duration, longest: Duration) -> Duration {
+    let by_time = (waited / 10).min(longest).max(Duration::from_millis(5));
     by_time.max(look.min(Duration::from_millis(250)))
 }
 
@@ -464,6 +467,16 @@ mod tests {
             assert!(begun.elapsed() < 10 * PATIENCE, "it waits without end");
         }
         begun.elapsed()
+    }
+
+    #[test]
+    fn looks_become_rarer_up_to_what_the_provider_allows() {
+        let seconds = Duration::from_secs;
+        assert_eq!(pause(Duration::ZERO, LOOK, seconds(2)), LOOK);
+        assert_eq!(pause(seconds(5), LOOK, seconds(2)), Duration::from_millis(500));
+        assert_eq!(pause(seconds(60), LOOK, seconds(2)), seconds(2));
+        assert_eq!(pause(seconds(60), LOOK, Duration::from_millis(100)), Duration::from_millis(100));
+        assert_eq!(pause(seconds(60), seconds(9), Duration::from_millis(100)), Duration::from_millis(250));
     }
 
     #[tokio::test(start_paused = true)]

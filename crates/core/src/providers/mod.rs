@@ -158,6 +158,11 @@ pub trait Settings {
         SignedDuration::ZERO
     }
 
+    /// How long a run that waits may pause between looks. A cloud limits the calls of its clients, and its machines take longer than that.
+    fn longest_pause(&self) -> SignedDuration {
+        SignedDuration::from_millis(100)
+    }
+
     /// The memory of a member's machine. None: that of this host, or, of a virtual machine, nothing that a spec says.
     fn memory(&self, _: &MemberSpec) -> Option<Size> {
         None

@@ -310,6 +310,10 @@ impl Settings for AwsSettings {
         SignedDuration::from_millis(i64::try_from(self.boot_patience.0).unwrap_or(i64::MAX))
     }
 
+    fn longest_pause(&self) -> SignedDuration {
+        SignedDuration::from_secs(2)
+    }
+
     fn build(&self, member: &MemberSpec) -> Option<Build> {
         let size = |size: Option<Size>| size.map(|size| size.to_string());
         let data = self.data_size_of(member);

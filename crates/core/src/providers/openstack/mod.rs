@@ -284,6 +284,10 @@ impl Settings for OpenstackSettings {
         SignedDuration::from_millis(i64::try_from(self.boot_patience.0).unwrap_or(i64::MAX))
     }
 
+    fn longest_pause(&self) -> SignedDuration {
+        SignedDuration::from_secs(2)
+    }
+
     fn build(&self, member: &MemberSpec) -> Option<Build> {
         let size = |size: Option<Size>| size.map(|size| size.to_string());
         let has_volumes = self.root_size_of(member).is_some() || self.data_size_of(member).is_some();
