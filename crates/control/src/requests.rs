@@ -38,7 +38,7 @@ pub struct Open {
     /// Who confirmed it. Absent for a replacement, whose ledger entry names nobody; the history does.
     pub by: Option<String>,
     pub at: Option<Timestamp>,
-    /// Whether it has begun: then it can be completed and not withdrawn.
+    /// Whether it has begun: then it can be completed and not withdrawn. So is a restore of a cluster that has no other data.
     pub begun: bool,
 }
 
@@ -62,7 +62,7 @@ pub fn open(ledger: &Ledger) -> Vec<Open> {
     open.extend(restore.map(|r| confirmed(Kind::Restore, &format!("restore {}", r.source), &r.consent, restoring)));
     let restore = ledger.postgres.restore.iter();
     open.extend(restore.map(|r| {
-        confirmed(Kind::Restore, &format!("restore {}", r.source), &r.consent, ledger.postgres.restore_has_begun())
+        confirmed(Kind::Restore, &format!("restore {}", r.source), &r.consent, ledger.postgres.restore_must_complete())
     }));
     let replaced = ledger.members.iter().filter(|(_, record)| record.renewing.is_some());
     open.extend(replaced.map(|(member, _)| Open {
@@ -118,8 +118,7 @@ pub fn withdraw(home: &Home, name: &str, kind: Kind, now: Timestamp) -> Result<(
         Kind::Restore => {
             let restoring = matches!(ledger.etcd.formation, Formation::Restoring { .. });
             ledger.etcd.restore = ledger.etcd.restore.take().filter(|_| restoring);
-            let begun = ledger.postgres.restore_has_begun();
-            ledger.postgres.restore = ledger.postgres.restore.take().filter(|_| begun);
+            ledger.postgres.withdraw_restore();
         }
         Kind::Reboot => {
             for record in ledger.members.values_mut() {
@@ -145,9 +144,12 @@ pub fn withdraw(home: &Home, name: &str, kind: Kind, now: Timestamp) -> Result<(
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use quorate_core::kinds::etcd::spec::ClientAuth;
     use quorate_core::kinds::etcd::versions::DEFAULT;
     use quorate_core::kinds::etcd::{RecoveryRequest, RestoreWish};
+    use quorate_core::kinds::postgres;
     use quorate_core::spec::generated;
 
     use super::*;
@@ -185,5 +187,31 @@ mod tests {
         let left = home.store("demo").read().unwrap().unwrap();
         assert_eq!(kinds(&left), [Kind::Recover]);
         assert!(open(&left)[0].by.is_some() && !open(&left)[0].begun);
+    }
+
+    #[test]
+    fn a_restore_is_not_withdrawn_where_only_an_empty_cluster_could_follow() {
+        let withdrawn = |formation: postgres::Formation| {
+            let directory = tempfile::tempdir().unwrap();
+            let home = Home::new(directory.path());
+            let mut ledger = ledger();
+            (ledger.etcd.recovery, ledger.etcd.restore, ledger.downtime) = (None, None, None);
+            ledger.postgres.formation = formation;
+            ledger.postgres.restore = Some(postgres::RestoreWish {
+                consent: consent(String::new()),
+                token: String::from("b"),
+                target: None,
+                source: String::from("backup b1"),
+            });
+            home.store("demo").write(&mut ledger).unwrap();
+            withdraw(&home, "demo", Kind::Restore, Timestamp::now()).unwrap();
+            let is_gone = home.store("demo").read().unwrap().unwrap().postgres.restore.is_none();
+            assert_ne!(is_gone, open(&ledger)[0].begun, "what is refused is not done");
+            is_gone
+        };
+        // The first attempt was abandoned, or there never was any data.
+        assert!(!withdrawn(postgres::Formation::Unformed));
+        let (token, system_id, members) = (String::from("a"), String::from("1"), BTreeMap::new());
+        assert!(withdrawn(postgres::Formation::Formed { token, system_id, members }));
     }
 }

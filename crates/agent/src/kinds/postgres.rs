@@ -9,6 +9,7 @@ mod data;
 mod dcs;
 mod facts;
 mod haproxy;
+mod holding;
 mod initialize;
 pub mod jobs;
 mod layout;
@@ -37,8 +38,7 @@ mod verify;
 mod watchdog;
 mod wipe;
 
-use std::sync::Mutex;
-use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use quorate_core::kinds::postgres::{RestoreSeen, TaskSeen, desire, repository};
@@ -75,10 +75,8 @@ pub(crate) struct Postgres {
     restore_task: tokio::sync::Mutex<Option<JoinHandle<()>>>,
     /// What is done in the background, or was.
     task: Mutex<Option<TaskSeen>>,
-    /// Counts how often clients were held back, so an old time limit releases nobody.
-    held: Mutex<u64>,
-    /// Whether they are held back now.
-    holds: AtomicBool,
+    /// Whose clients are held back now.
+    held: Arc<Mutex<holding::Held>>,
     /// When Patroni was last told to look around.
     woken: Mutex<Option<Instant>>,
 }

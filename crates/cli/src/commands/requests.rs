@@ -25,11 +25,15 @@ pub fn run(context: &Context, options: cli::Requests) -> Result<Exit, Error> {
         ));
     };
     if request.begun {
-        let what = format!("it has begun, so it cannot be withdrawn: {}", request.what);
-        return Err(Error::refused(
-            what,
-            format!("`{}` completes it", context.command(&completes(kind, &options.name))),
-        ));
+        let completes = format!("`{}` completes it", context.command(&completes(kind, &options.name)));
+        let (what, hint) = match kind {
+            Kind::Restore => {
+                let other = context.command(&format!("restore {}", options.name));
+                ("the cluster has no other data", format!("{completes}; `{other}` restores something else instead"))
+            }
+            _ => ("it has begun", completes),
+        };
+        return Err(Error::refused(format!("{what}, so it cannot be withdrawn: {}", request.what), hint));
     }
     requests::withdraw(&context.home, &options.name, kind, Timestamp::now())?;
     output::talk(&format!("withdrawn: {}\n", request.what));

@@ -347,7 +347,8 @@ impl Controller {
         !told.is_empty()
     }
 
-    /// With HAProxy, new clients wait in its queue while the primary changes. One that cannot be told only finds out by its health checks.
+    /// With HAProxy, new clients wait in its queue while the primary changes. One that cannot be told only finds out by its health checks. What
+    /// becomes of an order is no reason to wait: agents let clients through by themselves, and repeat a release that was not confirmed.
     async fn switch_over(&self, step: &Step, member: &MemberName, to: &MemberName) -> Result<(), ControlError> {
         let ledger = self.held.ledger();
         let Some(order) = postgres::orders::order(&ledger, step) else { return Ok(()) };

@@ -79,8 +79,8 @@ listed! {
         CommitsUnknown { silent: Vec<MemberName>, may_be_silent: usize },
         /// The same, and no member that has all commits may become the primary.
         FurthestIsBarred { member: MemberName },
-        /// A backup could not be restored next to the data, which nobody has touched.
-        RestoreFailed { member: MemberName, why: String },
+        /// A backup could not be restored. `has_data`: next to the data of the cluster, which nobody has touched.
+        RestoreFailed { member: MemberName, why: String, has_data: bool },
         /// Data of PostgreSQL does not become data of an older version. `back`: what there was before the last upgrade is kept.
         MajorDowngrade { from: String, to: String, back: bool },
         /// The data from before the last upgrade is still kept.
@@ -294,8 +294,11 @@ impl fmt::Display for UnsafeBecause {
                 )
             }
             UnsafeBecause::NoWayBack { why } => write!(f, "there is no way back to before the upgrade: {why}"),
-            UnsafeBecause::RestoreFailed { member, why } => {
+            UnsafeBecause::RestoreFailed { member, why, has_data: true } => {
                 write!(f, "the backup could not be restored on {member}, and nothing else was touched: {why}")
+            }
+            UnsafeBecause::RestoreFailed { member, why, has_data: false } => {
+                write!(f, "the backup could not be restored on {member}, and the cluster has no other data: {why}")
             }
             UnsafeBecause::NoSuccessor { from, unfit } if unfit.is_empty() => {
                 write!(f, "{from} is the only member: no member can take over")
@@ -422,7 +425,7 @@ impl fmt::Display for UnsafeBecause {
             UnsafeBecause::RestoreUnfinished { token } => {
                 write!(
                     f,
-                    "the bootstrap with token {token} was started from a snapshot, and the ledger no longer has its name"
+                    "a restore that has begun is not finished (bootstrap {token}), and the ledger no longer says what it restores"
                 )
             }
             UnsafeBecause::AwaitsRestore { source } => {

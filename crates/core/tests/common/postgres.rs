@@ -379,10 +379,15 @@ pub fn audit(desired: &Desired, world: &World, step: &Step) {
             };
             assert_eq!(*token, stamp.token);
             assert!(roles.is_empty(), "somebody runs already: {step:?}");
+            assert!(world.ledger.postgres.replaced.is_empty(), "empty in place of data that was given up: {step:?}");
         }
         Action::RecordInitialized { .. } => assert_eq!(primaries, 1, "{step:?}"),
         Action::RecordRotation { stage } => audit_rotation(world, *stage, step),
-        Action::WipePostgres { .. } => assert!(!formation.is_formed(), "data of a living cluster: {step:?}"),
+        Action::WipePostgres { member, .. } => {
+            assert!(!formation.is_formed(), "data of a living cluster: {step:?}");
+            let found = world.machines.get(member).and_then(|machine| machine.facts()?.postgres.as_ref());
+            assert!(found.is_none_or(|found| found.replaced.is_none()), "with what was given up: {step:?}");
+        }
         Action::JoinPostgres { .. } => {
             assert!(formation.is_formed() && primaries == 1, "clones from nobody: {step:?}");
         }

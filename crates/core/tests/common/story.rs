@@ -240,6 +240,7 @@ fn tell(scene: &mut Option<Scene>, line: &str, more: &str) {
             }
         }
         ["cluster", "speaks", "nothing", "yet"] => for_each_status(scene, |status| status.cluster_version = None),
+        ["ledger", "forgets", "the", "restore"] => scene.ledger.postgres.restore = None,
         ["ledger", "forgets", "the", "version"] => {
             (scene.ledger.formed_with, scene.ledger.etcd.formed_with) = (None, None)
         }
@@ -318,6 +319,9 @@ fn operator(scene: &mut Scene, words: &[&str]) {
             crate::scene::postgres::restore(scene, label, consent())
         }
         ["restores", snapshot] => scene.restore(snapshot),
+        ["takes", "the", "restore", "back"] if scene.spec.postgres.is_some() => {
+            scene.ledger.postgres.withdraw_restore();
+        }
         ["takes", "the", "restore", "back"] => scene.ledger.etcd.restore = None,
         ["replaces", member] => {
             let member = MemberName::from(*member);

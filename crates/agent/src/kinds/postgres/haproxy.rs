@@ -5,12 +5,12 @@
 //! healthy before it was checked: each start reads a file in which all are down, and a reload one with what the previous process knew.
 
 use std::collections::BTreeMap;
-use std::fmt::Write;
+use std::fmt::{self, Write};
 use std::fs;
+use std::io;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
@@ -25,6 +25,7 @@ use tokio::net::UnixStream;
 use tokio::process::Command;
 use tokio::time::timeout;
 
+use super::holding::Queue;
 use super::tools;
 use crate::agent::Agent;
 use crate::api::Refusal;
@@ -52,6 +53,9 @@ const SERVERS_HEAD: &str = "1\n# be_id be_name srv_id srv_name srv_addr srv_op_s
     srv_time_since_last_change srv_check_status srv_check_result srv_check_health srv_check_state srv_agent_state \
     bk_f_forced_id srv_f_forced_id srv_fqdn srv_port srvrecord srv_use_ssl srv_check_port srv_check_addr srv_agent_addr \
     srv_agent_port\n";
+/// Where that state says whether the health is asked for, and what it says then.
+const CHECK_STATE: usize = 13;
+const CHECKED: &str = "6";
 const PORTS: [&str; 2] = ["primary", "replica"];
 const LAST_BYTES: u64 = 16 << 10;
 
@@ -137,56 +141,30 @@ impl Agent {
 
     /// New clients of this server wait in HAProxy's queue. When the time is up, they are let through, whatever has become of the controller.
     pub(super) async fn hold_clients(self: &Arc<Self>, server: &str, time: Duration) -> Result<(), Refusal> {
-        let place = Place::new(&self.layout);
-        self.postgres.holds.store(true, Ordering::SeqCst);
-        // Its health is not asked for meanwhile: a server that is down has no queue.
-        let held = place.ask(&format!("set maxconn server primary/{server} 1;disable health primary/{server}")).await;
-        self.postgres.holds.store(held.is_ok(), Ordering::SeqCst);
-        held?;
-        self.pause_pgbouncer();
-        let turn = {
-            let mut held = self.postgres.held.lock().expect("no holder panics");
-            *held += 1;
-            *held
-        };
-        let (agent, server) = (self.clone(), server.to_owned());
-        tokio::spawn(async move {
-            tokio::time::sleep(time).await;
-            if *agent.postgres.held.lock().expect("no holder panics") == turn {
-                let released = agent.release_clients(&server, None).await;
-                tracing::warn!(?released, "clients were held back until the time was up");
-            }
-        });
-        Ok(())
+        self.queue().hold(server, time).await
     }
 
     /// Whether clients wait here until a switchover is over.
     pub(crate) fn holds_clients(&self) -> bool {
-        self.postgres.holds.load(Ordering::SeqCst)
+        self.postgres.held.lock().expect("no holder panics").anybody()
     }
 
-    pub(super) async fn release_clients(&self, server: &str, to: Option<&str>) -> Result<(), Refusal> {
-        self.postgres.holds.store(false, Ordering::SeqCst);
-        *self.postgres.held.lock().expect("no holder panics") += 1;
-        let state = self.state.get();
-        let most = state.node_config.as_ref().and_then(|in_place| in_place.config.haproxy()).map(|h| h.max_connections);
-        let most = most.ok_or_else(|| Refusal::failed("this machine has no HAProxy"))?;
-        let mut commands = Vec::new();
-        if let Some(to) = to {
-            // Patroni has confirmed it; the next check asks again.
-            commands.push(format!("set server primary/{to} health up"));
-            commands.push(format!("set server primary/{server} health down"));
-        }
-        commands.push(format!("enable health primary/{server}"));
-        commands.push(format!("set maxconn server primary/{server} {most}"));
-        let released = Place::new(&self.layout).ask(&commands.join(";")).await;
-        self.let_pgbouncer_continue();
-        released?;
-        Ok(())
+    pub(super) async fn release_clients(self: &Arc<Self>, server: &str, to: Option<&str>) -> Result<(), Refusal> {
+        self.queue().release(server, to).await
+    }
+
+    fn queue(self: &Arc<Self>) -> Arc<Queue> {
+        let agent = self.clone();
+        let most = move || {
+            let state = agent.state.get();
+            Some(state.node_config.as_ref()?.config.haproxy()?.max_connections)
+        };
+        let held = self.postgres.held.clone();
+        Arc::new(Queue { place: Place::new(&self.layout), layout: self.layout.clone(), held, most: Box::new(most) })
     }
 
     /// Called once, when the agent starts: nobody is held back by an agent that is gone.
-    pub(crate) async fn resume_haproxy(&self) {
+    pub(crate) async fn resume_haproxy(self: &Arc<Self>) {
         let state = self.state.get();
         let Some(haproxy) = state.node_config.as_ref().and_then(|in_place| in_place.config.haproxy()) else { return };
         for server in haproxy.servers.keys() {
@@ -198,16 +176,50 @@ impl Agent {
     }
 }
 
+/// Why HAProxy has not confirmed what it was told.
+#[derive(Debug)]
+pub(super) enum Untold {
+    NotRunning,
+    NoSuchServer,
+    /// It may have obeyed all the same.
+    Failed(String),
+}
+
+impl Untold {
+    pub(super) fn into_refusal(self) -> Refusal {
+        complain(self.to_string()).into()
+    }
+}
+
+impl fmt::Display for Untold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Untold::NotRunning => f.write_str("it does not run"),
+            Untold::NoSuchServer => f.write_str("it has no such server"),
+            Untold::Failed(why) => f.write_str(why),
+        }
+    }
+}
+
+fn complain(said: String) -> AgentError {
+    AgentError::Command { command: HAPROXY.to_owned(), said }
+}
+
 /// Where HAProxy works, and how it is spoken to.
-struct Place {
+pub(super) struct Place {
     directory: PathBuf,
     config: PathBuf,
     owner: Option<Owner>,
 }
 
 impl Place {
-    fn new(layout: &Layout) -> Self {
+    pub(super) fn new(layout: &Layout) -> Self {
         Place { directory: layout.service_data(HAPROXY), config: layout.haproxy_config(), owner: None }
+    }
+
+    #[cfg(test)]
+    pub(super) fn socket(&self) -> PathBuf {
+        self.directory.join(SOCKET)
     }
 
     fn put(&self, name: &str, content: &str) -> Result<(), AgentError> {
@@ -224,7 +236,10 @@ impl Place {
     }
 
     async fn ask(&self, commands: &str) -> Result<String, AgentError> {
-        let failed = |why: String| AgentError::Command { command: String::from("haproxy"), said: why };
+        self.answer(commands).await.map_err(|error| complain(error.to_string()))
+    }
+
+    async fn answer(&self, commands: &str) -> io::Result<String> {
         let asked = async {
             // By the number of its directory, because the whole path may be too long for a socket.
             let directory = fs::File::open(&self.directory)?;
@@ -232,11 +247,26 @@ impl Place {
             socket.write_all(format!("{commands}\n").as_bytes()).await?;
             let mut answer = String::new();
             socket.read_to_string(&mut answer).await?;
-            Ok::<_, std::io::Error>(answer)
+            Ok::<_, io::Error>(answer)
         };
-        match timeout(ANSWERING, asked).await {
-            Ok(answer) => answer.map_err(|error| failed(error.to_string())),
-            Err(_) => Err(failed(String::from("it does not answer in time"))),
+        let late = || io::Error::new(io::ErrorKind::TimedOut, "it does not answer in time");
+        timeout(ANSWERING, asked).await.unwrap_or_else(|_| Err(late()))
+    }
+
+    /// For commands to which HAProxy has nothing to say: it ends the answer to each with an empty line, and any other word is a complaint.
+    pub(super) async fn tell(&self, commands: &[String]) -> Result<(), Untold> {
+        let answer = self.answer(&commands.join(";")).await.map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => Untold::NotRunning,
+            _ => Untold::Failed(error.to_string()),
+        })?;
+        let complaints: Vec<&str> = answer.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+        match complaints.as_slice() {
+            [] if answer.lines().count() < commands.len() => {
+                Err(Untold::Failed(String::from("it ended the connection before it had answered")))
+            }
+            [] => Ok(()),
+            all if all.iter().all(|complaint| complaint.starts_with("No such server")) => Err(Untold::NoSuchServer),
+            all => Err(Untold::Failed(all.join("; "))),
         }
     }
 
@@ -320,18 +350,24 @@ fn states(haproxy: &HaproxyService, known: &str) -> String {
             (words.nth(1), words.nth(1)) == (Some(port), Some(server.as_str()))
         };
         match known.lines().find(is_it).filter(|line| line.split(' ').nth(4) == Some(address.to_string().as_str())) {
-            Some(line) => text.push_str(line),
+            Some(line) => text.push_str(&checked(line)),
             None => {
                 let id = number + 1;
                 let _ = write!(
                     text,
-                    "{id} {port} {id} {server} {address} 0 0 1 1 0 1 0 0 6 0 0 0 - {CLIENT_PORT} - 0 {REST_PORT} - - {REST_PORT}"
+                    "{id} {port} {id} {server} {address} 0 0 1 1 0 1 0 0 {CHECKED} 0 0 0 - {CLIENT_PORT} - 0 {REST_PORT} - - {REST_PORT}"
                 );
             }
         }
         text.push('\n');
     }
     text
+}
+
+/// The same server, whose health is asked for: that it was not is no property of the server, and the next process would not ask either.
+fn checked(line: &str) -> String {
+    let words = line.split(' ').enumerate();
+    words.map(|(number, word)| if number == CHECK_STATE { CHECKED } else { word }).collect::<Vec<_>>().join(" ")
 }
 
 /// The last alert that says what is wrong; the ones after it only say that it ends.
@@ -374,6 +410,16 @@ mod tests {
         assert_eq!(up.len(), 1, "{text}");
         assert!(up[0].contains("pg-1 10.0.0.1"), "{text}");
         assert_eq!(text.lines().count(), 2 + 6, "each server is listed for each port: {text}");
+    }
+
+    #[test]
+    fn the_next_process_asks_for_the_health_of_a_server_whose_clients_wait() {
+        let held = "3 primary 1 pg-1 10.0.0.1 2 0 1 1 1 15 3 2 2 0 0 0 - 5432 - 0 8008 - - 8008";
+        let text = states(&service(&[("pg-1", "10.0.0.1")]), held);
+        assert!(
+            text.contains("3 primary 1 pg-1 10.0.0.1 2 0 1 1 1 15 3 2 6 0 0 0 - 5432 - 0 8008 - - 8008\n"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -95,7 +95,7 @@ impl Agent {
             self.state.update(|state| _ = state.services.insert(PGBOUNCER.to_owned())).await?;
             self.restart_service(PGBOUNCER).await?;
         } else if !is_loaded {
-            self.signal_pgbouncer(Signal::HUP);
+            tell(&self.layout, Signal::HUP);
         }
         Ok(files::ensure(&loaded, read.as_bytes(), files::PRIVATE, owner)?)
     }
@@ -120,22 +120,22 @@ impl Agent {
             ServiceState::BackingOff { restarts: 0, last_exit }
         })
     }
+}
 
-    /// Open transactions end; new ones wait. `resume_haproxy` ends a pause that an agent before began.
-    pub(super) fn pause_pgbouncer(&self) {
-        self.signal_pgbouncer(Signal::USR1);
-    }
+/// Open transactions end; new ones wait. `resume_haproxy` ends a pause that an agent before began.
+pub(super) fn pause(layout: &Layout) {
+    tell(layout, Signal::USR1);
+}
 
-    pub(super) fn let_pgbouncer_continue(&self) {
-        self.signal_pgbouncer(Signal::USR2);
-    }
+pub(super) fn resume(layout: &Layout) {
+    tell(layout, Signal::USR2);
+}
 
-    fn signal_pgbouncer(&self, signal: Signal) {
-        let config = config_path(&self.layout);
-        let found = process::pids().filter_map(Process::of).find(|process| process.is_called_with_last(&config));
-        if let Some(process) = found {
-            process.signal(signal);
-        }
+fn tell(layout: &Layout, signal: Signal) {
+    let config = config_path(layout);
+    let found = process::pids().filter_map(Process::of).find(|process| process.is_called_with_last(&config));
+    if let Some(process) = found {
+        process.signal(signal);
     }
 }
 

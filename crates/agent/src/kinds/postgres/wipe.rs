@@ -27,6 +27,13 @@ impl Agent {
             (DataSeen::Empty, None) if remembered.is_none_or(|remembered| *remembered == stamp) => {}
             _ => return Err(Refusal::not_as_expected(describe(&DataSeen::Stamped(stamp)), describe(&found))),
         }
+        let layout = self.layout.clone();
+        if let Some(kept) = blocking(move || data::replaced(&layout)).await?
+            && kept.stamp != stamp
+        {
+            let found = format!("{} next to it", describe(&DataSeen::Stamped(kept.stamp)));
+            return Err(Refusal::not_as_expected(String::from("data of an abandoned bootstrap alone"), found));
+        }
         if let Some(system_id) = system_id {
             let files = configured_files(&state);
             dcs::forget(&self.patroni_settings()?, files, &system_id).await?;

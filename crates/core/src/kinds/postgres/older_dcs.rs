@@ -24,7 +24,8 @@ const SYNCHRONY: [&str; 3] = ["synchronous_mode", "synchronous_mode_strict", "sy
 pub type Keys = BTreeMap<String, String>;
 
 /// What is served in place of the keys of an older state. `cluster` is the ledger of the PostgreSQL cluster, where there is one. None: the
-/// keys stay as they are, because that cluster has no data yet.
+/// keys stay as they are, because that cluster has no data yet. No keys: it begins with restored or upgraded data on one member. Only that
+/// one runs, so nobody else can be promoted, and what the older state says of the data before would keep it from being the primary.
 pub fn in_place_of(older: &Keys, cluster: Option<&Ledger>) -> Option<Keys> {
     let mut keys = Keys::new();
     let mut keep = |key: &str, value: Option<String>| value.map(|value| keys.insert(key.to_owned(), value));
@@ -33,6 +34,7 @@ pub fn in_place_of(older: &Keys, cluster: Option<&Ledger>) -> Option<Keys> {
             keep("initialize", Some(system_id.clone()));
             keep("config", Some(config(older.get("config"), ledger)?.to_string()));
         }
+        Some((Formation::Forming { .. }, ledger)) if begins_with_data(ledger) => return Some(keys),
         Some((Formation::Unformed | Formation::Forming { .. }, _)) => return None,
         None => {
             keep("initialize", older.get("initialize").cloned());
@@ -44,6 +46,11 @@ pub fn in_place_of(older: &Keys, cluster: Option<&Ledger>) -> Option<Keys> {
         keys.insert(String::from("sync"), barrier());
     }
     Some(keys)
+}
+
+fn begins_with_data(ledger: &Ledger) -> bool {
+    let record = &ledger.postgres;
+    record.restore.is_some() || record.upgrade.is_some() || !record.replaced.is_empty()
 }
 
 /// The value of `sync` that lets nobody be promoted. Patroni 3.0 corrects a wrong leader there only together with wrong standbys.
@@ -82,7 +89,11 @@ fn is_synchronous(config: Map<String, Value>) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use jiff::Timestamp;
+
     use super::*;
+    use crate::kinds::postgres::{RestoreWish, Upgrade};
+    use crate::model::Consent;
     use crate::spec::{Document, HostFacts};
 
     fn cluster(synchronous: &str, formation: Formation) -> Ledger {
@@ -139,6 +150,24 @@ mod tests {
     fn where_no_commit_waits_the_furthest_may_take_over() {
         let keys = in_place_of(&older(), Some(&cluster("{nodes: 0}", formed()))).unwrap();
         assert_eq!(keys.keys().collect::<Vec<_>>(), ["config", "initialize"]);
+    }
+
+    #[test]
+    fn a_cluster_that_begins_with_restored_data_finds_nothing_of_the_data_before() {
+        let forming = || {
+            let (token, first, members) = (String::from("r"), "pg-1".into(), BTreeMap::new());
+            cluster("{nodes: 1}", Formation::Forming { token, first, members })
+        };
+        assert_eq!(in_place_of(&older(), Some(&forming())), None, "its data is created");
+        let consent = Consent { at: Timestamp::UNIX_EPOCH, by: String::new(), shown: String::new() };
+        let restore = RestoreWish { consent, token: String::from("r"), target: None, source: String::new() };
+        let mut restored = forming();
+        restored.postgres.restore = Some(restore);
+        assert_eq!(in_place_of(&older(), Some(&restored)), Some(Keys::new()));
+        let (token, from, to) = (String::from("r"), String::from("14"), String::from("15"));
+        let mut upgraded = forming();
+        upgraded.postgres.upgrade = Some(Upgrade { token, from, to, source: None, was: None });
+        assert_eq!(in_place_of(&older(), Some(&upgraded)), Some(Keys::new()));
     }
 
     #[test]

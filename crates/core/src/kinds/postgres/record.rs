@@ -251,6 +251,15 @@ impl Formation {
         matches!(self, Formation::Formed { .. })
     }
 
+    /// Whether the cluster has data that it can continue with, also if nothing is restored.
+    pub(crate) fn has_data(&self, upgrade: Option<&Upgrade>) -> bool {
+        match self {
+            Formation::Unformed => false,
+            Formation::Forming { token, .. } => upgrade.is_some_and(|upgrade| upgrade.token == *token),
+            Formation::Formed { .. } => true,
+        }
+    }
+
     pub fn token(&self) -> Option<&str> {
         match self {
             Formation::Unformed => None,
@@ -345,8 +354,7 @@ impl Record {
 
     /// A request that has not begun counts for the situation in which it was confirmed.
     pub(crate) fn drop_stale(&mut self, counts: impl Fn(&Consent) -> bool) {
-        // A cluster without data whose restore is forgotten would begin empty.
-        let stays = self.restore_has_begun() || !self.formation.is_formed();
+        let stays = self.restore_must_complete();
         self.restore = self.restore.take().filter(|restore| stays || counts(&restore.consent));
         self.discard = self.discard.take().filter(&counts);
         self.switchover = self.switchover.take().filter(|request| counts(&request.consent));
@@ -371,9 +379,18 @@ impl Record {
         back.or(self.upgrade.as_ref().map(|upgrade| &upgrade.to)).map(String::as_str)
     }
 
-    /// Whether the restored data may be in place already: then it can be completed and not withdrawn.
-    pub fn restore_has_begun(&self) -> bool {
-        self.restore.as_ref().is_some_and(|restore| self.formation.token() == Some(&restore.token))
+    /// `DataDiesOnlyByConsent`: whether a restore can only be completed, or replaced by another one. The restored data may be in place already,
+    /// or the cluster has no other data to continue with: if the restore were forgotten, it would begin empty.
+    pub fn restore_must_complete(&self) -> bool {
+        let Some(restore) = &self.restore else { return false };
+        self.formation.token() == Some(&restore.token) || !self.formation.has_data(self.upgrade.as_ref())
+    }
+
+    /// Unless it can only be completed.
+    pub fn withdraw_restore(&mut self) {
+        if !self.restore_must_complete() {
+            self.restore = None;
+        }
     }
 
     /// Visits every text that must stay secret in a copy of the ledger. Every field is named here: a new one does not
@@ -427,5 +444,35 @@ mod tests {
         record.formation = formed("a");
         record.drop_stale(|_| false);
         assert!(record.restore.is_none());
+    }
+
+    #[test]
+    fn a_restore_is_withdrawn_only_where_the_cluster_has_other_data() {
+        let consent = Consent { at: Timestamp::UNIX_EPOCH, by: String::new(), shown: String::new() };
+        let restore = RestoreWish { consent, token: String::from("b"), target: None, source: String::new() };
+        let forming = |token: &str| Formation::Forming {
+            token: token.to_owned(),
+            first: "pg-1".into(),
+            members: BTreeMap::new(),
+        };
+        let upgrade = |token: &str| {
+            let (from, to) = (String::from("15"), String::from("17"));
+            Some(Upgrade { token: token.to_owned(), from, to, source: None, was: None })
+        };
+        let formed = Formation::Formed { token: String::from("a"), system_id: String::new(), members: BTreeMap::new() };
+        for (formation, upgrade, stays) in [
+            (Formation::Unformed, None, true),
+            // Of this restore, and of one before.
+            (forming("b"), None, true),
+            (forming("c"), None, true),
+            (forming("u"), upgrade("u"), false),
+            (formed.clone(), upgrade("u"), false),
+            (formed, None, false),
+        ] {
+            let restore = Some(restore.clone());
+            let mut record = Record { formation, upgrade, restore, ..Record::default() };
+            record.withdraw_restore();
+            assert_eq!(record.restore.is_some(), stays, "{record:?}");
+        }
     }
 }

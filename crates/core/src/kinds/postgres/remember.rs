@@ -11,16 +11,10 @@ pub(crate) fn before(ledger: &mut Ledger, desired: &Desired, action: &Action) ->
     let record = &mut ledger.postgres;
     match action {
         Action::RecordInitializing { token, first, members } => {
-            if let Formation::Formed { token: replaced, .. } = &record.formation {
-                record.replaced.insert(replaced.clone());
-            }
+            // Also of a bootstrap that a restore overtakes: a member may hold its data by now.
+            record.replaced.extend(record.formation.token().filter(|given_up| given_up != token).map(str::to_owned));
             // A restore may begin once more with the same token.
             record.abandoned.remove(token);
-            if let Formation::Forming { token: given_up, .. } = &record.formation
-                && given_up != token
-            {
-                record.abandoned.insert(given_up.clone());
-            }
             begin_with_upgraded(record, token, first);
             record.formation =
                 Formation::Forming { token: token.clone(), first: first.clone(), members: members.clone() };

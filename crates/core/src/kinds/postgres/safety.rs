@@ -257,6 +257,15 @@ pub(crate) fn formation_is_known(desired: &Desired, member: &MemberName, facts: 
     }
 }
 
+/// `DataDiesOnlyByConsent`: data of this cluster was given up for data that is still to come. The cluster is not created empty instead, and nothing
+/// that is left of it is wiped: what was given up may be stored next to that.
+pub(crate) fn may_begin_empty(wish: &Wish) -> Result<(), UnsafeBecause> {
+    match wish.replaced.last() {
+        Some(token) => Err(UnsafeBecause::RestoreUnfinished { token: token.clone() }),
+        None => Ok(()),
+    }
+}
+
 /// `DataDiesOnlyByConsent` for the whole cluster: once clients may have written, a verified backup must hold all commits, or the operator
 /// must have said that none is needed.
 pub(crate) fn may_destroy(view: &View<'_>, word: &Destruction) -> Result<(), UnsafeBecause> {
@@ -310,7 +319,10 @@ fn was_never_used(seen: &Observation, member: &MemberName) -> bool {
     match seen.agents.get(member).and_then(Seen::get) {
         Some(AgentSeen::Unenrolled { .. }) => true,
         Some(AgentSeen::Enrolled(facts)) => {
-            postgres(facts).is_none_or(|found| found.data == DataSeen::Empty && found.last_started.is_none())
+            let is_blank = |found: &PostgresFacts| {
+                found.data == DataSeen::Empty && found.last_started.is_none() && found.replaced.is_none()
+            };
+            postgres(facts).is_none_or(is_blank)
         }
         Some(AgentSeen::Untrusted(_) | AgentSeen::OtherProtocol(_)) | None => false,
     }

@@ -56,6 +56,11 @@ impl Wish {
         self.restore.is_some() || self.upgrade.is_some()
     }
 
+    /// Whether the cluster continues if nothing is restored.
+    pub(crate) fn has_data(&self) -> bool {
+        self.formation.has_data(self.upgrade.as_ref())
+    }
+
     /// The bootstrap that begins with data that a member has prepared.
     pub(crate) fn prepared_token(&self) -> Option<&str> {
         let restore = self.restore.as_ref().map(|restore| &restore.token);

@@ -62,7 +62,11 @@ impl UnsafeBecause {
                 "set `postgres.version` to what the cluster runs, and withdraw the request with `quorate requests NAME --withdraw restore`; \
                  or restore a backup",
             ),
-            UnsafeBecause::RestoreFailed { .. } => String::from(
+            UnsafeBecause::RestoreFailed { has_data: false, .. } => String::from(
+                "restore another backup or to another point with `quorate restore`; for an empty cluster, `quorate destroy NAME` and then \
+                 `quorate apply` of its spec",
+            ),
+            UnsafeBecause::RestoreFailed { has_data: true, .. } => String::from(
                 "restore another backup or to another point with `quorate restore`, or withdraw it with `quorate requests NAME --withdraw restore`",
             ),
             UnsafeBecause::NoSuccessor { unfit, .. } if unfit.is_empty() => String::from("add a member to the spec"),
@@ -149,8 +153,11 @@ impl UnsafeBecause {
             UnsafeBecause::SurvivorGone { .. } => String::from(
                 "bring it back; if it is lost permanently, re-run `quorate recover NAME` to choose another survivor",
             ),
-            UnsafeBecause::SnapshotGone { .. } | UnsafeBecause::RestoreUnfinished { .. } => {
+            UnsafeBecause::SnapshotGone { .. } => {
                 String::from("re-run `quorate restore NAME`: it prepares the snapshot again and continues")
+            }
+            UnsafeBecause::RestoreUnfinished { .. } => {
+                String::from("re-run `quorate restore NAME`, also from another backup: it begins again and completes")
             }
             UnsafeBecause::AwaitsRestore { .. } => String::from(
                 "restore it with `quorate restore`, also from another backup; for an empty cluster, `quorate destroy NAME` and then \

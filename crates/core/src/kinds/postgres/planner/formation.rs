@@ -62,6 +62,9 @@ pub(super) fn ready<'a>(
 /// Nothing was begun: clean up what an abandoned bootstrap left, and begin when every member is ready and empty.
 fn begin(view: &View<'_>, decision: &mut Decision) {
     let desired = view.desired;
+    if let Err(because) = safety::may_begin_empty(desired.postgres()) {
+        return decision.block(because);
+    }
     let mut members = BTreeMap::new();
     for member in desired.members.keys() {
         let Some((facts, found)) = ready(view, decision, member) else { continue };
@@ -94,7 +97,7 @@ fn clear(view: &View<'_>, decision: &mut Decision, member: &MemberName, facts: &
         DataSeen::Unstamped => None,
     };
     let ours = left.filter(|stamp| stamp.cluster_id == view.desired.cluster_id);
-    // Clients have written to what a restore or an upgrade was to replace.
+    // Clients may have written to what a restore or an upgrade was to replace.
     if let Some(stamp) = ours.filter(|stamp| view.desired.postgres().replaced.contains(&stamp.token)) {
         return decision.block(UnsafeBecause::RestoreUnfinished { token: stamp.token.clone() });
     }
@@ -142,6 +145,9 @@ fn form(
         (DataSeen::Stamped(there), ServiceState::Stopped) if *there == stamp => start(decision, first, found),
         (DataSeen::Stamped(there), _) if *there == stamp => record_initialized(view, decision, first, found),
         (DataSeen::Empty, ServiceState::Stopped) if found.last_started.is_none() => {
+            if let Err(because) = safety::may_begin_empty(view.desired.postgres()) {
+                return decision.block(because);
+            }
             let why = format!("{first} creates the data of the cluster");
             decision.step_expecting(
                 Action::InitializePostgres { member: first.clone(), stamp },

@@ -34,7 +34,8 @@ pub(super) fn decide(view: &View<'_>, decision: &mut Decision) -> bool {
             decision.wait(WaitingFor::Restore { member: first, doing: doing.clone() });
         }
         Some(RestoreState::Failed { why }) => {
-            decision.block(UnsafeBecause::RestoreFailed { member: first, why: why.clone() });
+            let has_data = wish.has_data();
+            decision.block(UnsafeBecause::RestoreFailed { member: first, why: why.clone(), has_data });
         }
         None => {
             let stamp = stamp(view, &first, &restore.token);
