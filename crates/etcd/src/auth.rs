@@ -1,7 +1,5 @@
 //! Authentication: whether it is on, users, roles and what they may do. Names and passwords are taken as given.
 
-use tonic::transport::Channel;
-
 use crate::connect::{Client, Login};
 use crate::error::{Error, LoginRefusal};
 use crate::generated::authpb::{self, UserAddOptions, permission};
@@ -13,6 +11,7 @@ use crate::generated::etcdserverpb::{
     AuthUserGrantRoleRequest, AuthUserListRequest, AuthUserRevokeRoleRequest,
 };
 use crate::kv::KeyRange;
+use crate::room::Channel;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AuthStatus {

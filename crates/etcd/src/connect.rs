@@ -10,12 +10,15 @@ use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
 use tokio::net::{TcpSocket, TcpStream};
+use tokio::sync::OwnedSemaphorePermit;
 use tonic::codegen::Service;
 use tonic::codegen::http::Uri;
-use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
+use tonic::transport::{self, Certificate, ClientTlsConfig, Endpoint, Identity};
 
 use crate::error::Error;
+use crate::room::{Bounds, Channel, Room};
 use crate::session::Session;
+use crate::streams::Streams;
 
 /// etcd takes pings more often than every five seconds, or without a call under way, as an attack and closes the connection.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
@@ -40,6 +43,10 @@ pub struct ConnectOptions {
     pub connect_timeout: Duration,
     /// Bounds a whole call, connecting and logging in included, except the calls that say otherwise.
     pub request_timeout: Duration,
+    /// A longer message of an answer is refused.
+    pub longest_answer: usize,
+    /// Where large answers are counted while they come, if at all. One for which there is no room is refused.
+    pub room: Option<Room>,
 }
 
 /// Makes the sockets for connections to an address.
@@ -93,6 +100,8 @@ impl ConnectOptions {
             sockets: None,
             connect_timeout: Duration::from_secs(3),
             request_timeout: Duration::from_secs(5),
+            longest_answer: usize::MAX,
+            room: None,
         }
     }
 
@@ -130,7 +139,7 @@ impl ConnectOptions {
 
 impl fmt::Debug for ConnectOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { endpoint, ca_pem: _, identity, login, sockets: _, connect_timeout, request_timeout } = self;
+        let Self { endpoint, identity, login, connect_timeout, request_timeout, .. } = self;
         f.debug_struct("ConnectOptions")
             .field("endpoint", endpoint)
             .field("identity", &identity.as_ref().map(|_| "(given)"))
@@ -157,7 +166,8 @@ pub(crate) struct Inner {
     pub(crate) endpoint: String,
     pub(crate) channel: Channel,
     /// For separate connections: a long stream that is taken slowly must not hold up the other calls.
-    pub(crate) for_streams: Endpoint,
+    pub(crate) for_long: Endpoint,
+    pub(crate) streams: Arc<Streams>,
     pub(crate) sockets: Option<Sockets>,
     pub(crate) request_timeout: Duration,
     pub(crate) session: Option<Session>,
@@ -167,11 +177,13 @@ impl Client {
     /// Prepares the connection; the first call makes it. Must be called within a tokio runtime.
     pub fn connect(options: ConnectOptions) -> Result<Self, Error> {
         let connection = options.endpoint()?;
-        let channel = lazily(&connection, options.sockets.as_ref());
-        let for_streams = connection.initial_stream_window_size(IN_FLIGHT).initial_connection_window_size(IN_FLIGHT);
-        let ConnectOptions { endpoint, login, sockets, request_timeout, .. } = options;
+        let ConnectOptions { endpoint, login, sockets, request_timeout, longest_answer, room, .. } = options;
+        let bounds = Bounds { longest: longest_answer, room };
+        let channel = Channel { to: lazily(&connection, sockets.as_ref()), bounds };
+        let streams = Arc::new(Streams::new(connection.clone()));
+        let for_long = connection.initial_stream_window_size(IN_FLIGHT).initial_connection_window_size(IN_FLIGHT);
         let session = login.map(Session::new);
-        Ok(Self { inner: Arc::new(Inner { endpoint, channel, for_streams, sockets, request_timeout, session }) })
+        Ok(Self { inner: Arc::new(Inner { endpoint, channel, for_long, streams, sockets, request_timeout, session }) })
     }
 
     pub fn endpoint(&self) -> &str {
@@ -179,12 +191,22 @@ impl Client {
     }
 
     /// A connection that one long stream has for itself.
-    pub(crate) fn channel_for_stream(&self) -> Channel {
-        lazily(&self.inner.for_streams, self.inner.sockets.as_ref())
+    pub(crate) fn channel_for_long_stream(&self) -> Channel {
+        self.bounded(lazily(&self.inner.for_long, self.inner.sockets.as_ref()))
+    }
+
+    /// A connection on which a watch holds up nobody who reads, and its place there.
+    pub(crate) fn channel_for_watch(&self) -> (Channel, OwnedSemaphorePermit) {
+        let (channel, place) = self.inner.streams.place(self.inner.sockets.as_ref());
+        (self.bounded(channel), place)
+    }
+
+    fn bounded(&self, to: transport::Channel) -> Channel {
+        Channel { to, bounds: self.inner.channel.bounds.clone() }
     }
 }
 
-fn lazily(endpoint: &Endpoint, sockets: Option<&Sockets>) -> Channel {
+pub(crate) fn lazily(endpoint: &Endpoint, sockets: Option<&Sockets>) -> transport::Channel {
     match sockets {
         Some(sockets) => endpoint.connect_with_connector_lazy(sockets.clone()),
         None => endpoint.connect_lazy(),

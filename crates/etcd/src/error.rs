@@ -7,6 +7,7 @@ use std::fmt;
 use tonic::{Code, Status};
 
 use crate::generated::etcdserverpb::WatchResponse;
+use crate::room::{NO_ROOM, TOO_LONG};
 
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
@@ -57,6 +58,12 @@ pub enum Error {
     Compacted { oldest: Option<i64> },
     #[error("this version of etcd does not know the call")]
     Unimplemented,
+    /// It was not read: longer than the client's options allow.
+    #[error("{message}")]
+    TooLong { message: String },
+    /// The answer was not read: others take all the room of the client's options.
+    #[error("{}", NO_ROOM)]
+    NoRoom,
     #[error("etcd refused: {message} ({code:?})")]
     Other { code: Code, message: String },
 }
@@ -199,6 +206,8 @@ fn by_message(message: &str) -> Option<Error> {
         "mvcc: database space exceeded" => Error::NoSpace,
         "corrupt cluster" => Error::Corrupt,
         "mvcc: required revision has been compacted" => Error::Compacted { oldest: None },
+        NO_ROOM => Error::NoRoom,
+        too_long if too_long.starts_with(TOO_LONG) => Error::TooLong { message: message.to_owned() },
         timed_out if timed_out.starts_with("request timed out") => Error::Timeout,
         _ => return None,
     })

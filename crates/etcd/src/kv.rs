@@ -1,7 +1,5 @@
 //! Keys and values: put, get, range, delete, compact. Revisions are those of the answer's header unless said otherwise.
 
-use tonic::transport::Channel;
-
 use crate::connect::Client;
 use crate::error::Error;
 use crate::generated::etcdserverpb::kv_client::KvClient;
@@ -9,6 +7,7 @@ use crate::generated::etcdserverpb::{
     CompactionRequest, DeleteRangeRequest, DeleteRangeResponse, PutRequest, RangeRequest, RangeResponse,
 };
 use crate::generated::mvccpb;
+use crate::room::Channel;
 use crate::session::only_with_leader;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -93,7 +92,7 @@ pub struct Deleted {
 }
 
 pub(crate) fn kv(channel: Channel) -> KvClient<Channel> {
-    // tonic's own limit of 4 MiB is less than a range may hold.
+    // tonic's own limit of 4 MiB is less than a range may hold; the client's is kept by its channel.
     KvClient::new(channel).max_decoding_message_size(usize::MAX)
 }
 

@@ -15,7 +15,9 @@ mod lease;
 mod maintenance;
 mod raw;
 mod read;
+mod room;
 mod session;
+mod streams;
 mod txn;
 mod watch;
 
@@ -28,6 +30,7 @@ pub use lease::{Lease, LeaseKeeper, LeaseState};
 pub use maintenance::{Alarm, AlarmKind, HashKv, Snapshot, SnapshotChunk, Status};
 pub use raw::{Answers, Reach, Refusal};
 pub use read::{LONGEST_MESSAGE, ReadMethod, Reading};
+pub use room::{Room, SMALL, Taken};
 pub use txn::{Compare, Condition, Op, OpResult, Ordering, Txn, TxnResult};
 pub use watch::{Change, Event, Watch, WatchUpdate};
 

@@ -2,7 +2,7 @@
 //! prove, so a client of one connection can act with the login or the token of each of them. A refusal keeps etcd's own code and words.
 
 use prost::bytes::Bytes;
-use tokio::sync::oneshot;
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tonic::client::Grpc;
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::{Code, Status, Streaming};
@@ -10,6 +10,7 @@ use tonic::{Code, Status, Streaming};
 use crate::connect::{Client, Inner, Login};
 use crate::error::{Error, LoginRefusal};
 use crate::read::{AsItIs, LONGEST_MESSAGE};
+use crate::room::Channel;
 use crate::session::{Session, Token, with_token};
 use crate::watch::requests_until_dropped;
 
@@ -39,6 +40,7 @@ pub enum Reach {
 pub struct Answers {
     answers: Streaming<Bytes>,
     _held: oneshot::Sender<()>,
+    _place: OwnedSemaphorePermit,
 }
 
 impl Client {
@@ -53,12 +55,13 @@ impl Client {
     }
 
     fn with_session(&self, session: Session) -> Self {
-        let Inner { endpoint, channel, for_streams, sockets, request_timeout, session: _ } = &*self.inner;
+        let Inner { endpoint, channel, for_long, streams, sockets, request_timeout, session: _ } = &*self.inner;
         Self {
             inner: std::sync::Arc::new(Inner {
                 endpoint: endpoint.clone(),
                 channel: channel.clone(),
-                for_streams: for_streams.clone(),
+                for_long: for_long.clone(),
+                streams: streams.clone(),
                 sockets: sockets.clone(),
                 request_timeout: *request_timeout,
                 session: Some(session),
@@ -69,7 +72,7 @@ impl Client {
     /// One request, one answer. The path is `/PACKAGE.SERVICE/METHOD`.
     pub async fn call_raw(&self, path: &'static str, request: Bytes) -> Result<Bytes, Refusal> {
         let attempt = |token: Token| async {
-            let mut call = self.grpc().await?;
+            let mut call = self.grpc(self.inner.channel.clone()).await?;
             let answer = call.unary(with_token(request.clone(), token), PathAndQuery::from_static(path), AsItIs).await;
             self.judged(answer)
         };
@@ -79,17 +82,18 @@ impl Client {
     /// One request, and answers until either side ends the call.
     pub async fn stream_raw(&self, path: &'static str, request: Bytes) -> Result<Answers, Refusal> {
         let attempt = |token: Token| async {
-            let mut call = self.grpc().await?;
+            let (channel, place) = self.channel_for_watch();
+            let mut call = self.grpc(channel).await?;
             let (held, dropped) = oneshot::channel();
             let requests = with_token(requests_until_dropped(request.clone(), dropped), token);
             let answers = call.streaming(requests, PathAndQuery::from_static(path), AsItIs).await;
-            Ok(self.judged(answers)?.map(|answers| Answers { answers, _held: held }))
+            Ok(self.judged(answers)?.map(|answers| Answers { answers, _held: held, _place: place }))
         };
         self.in_time(self.logged_in(attempt, is_login)).await.map_err(|error| refusal(&error))?
     }
 
-    async fn grpc(&self) -> Result<Grpc<tonic::transport::Channel>, Error> {
-        let mut call = Grpc::new(self.inner.channel.clone()).max_decoding_message_size(LONGEST_MESSAGE);
+    async fn grpc(&self, channel: Channel) -> Result<Grpc<Channel>, Error> {
+        let mut call = Grpc::new(channel).max_decoding_message_size(LONGEST_MESSAGE);
         call.ready().await.map_err(|error| self.error(Status::from_error(error.into())))?;
         Ok(call)
     }

@@ -84,7 +84,7 @@ impl Client {
 
     async fn open_reading(&self, method: ReadMethod, request: Bytes, token: Token) -> Result<Reading, Error> {
         let stream = matches!(method, ReadMethod::Snapshot | ReadMethod::Watch);
-        let channel = if stream { self.channel_for_stream() } else { self.inner.channel.clone() };
+        let channel = if stream { self.channel_for_long_stream() } else { self.inner.channel.clone() };
         let mut call = Grpc::new(channel).max_decoding_message_size(LONGEST_MESSAGE);
         call.ready().await.map_err(|error| self.error(Status::from_error(error.into())))?;
         let (held, dropped) = oneshot::channel();

@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 use tonic::metadata::{Ascii, MetadataValue};
-use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
 
 use crate::connect::{Client, Login};
 use crate::error::{Error, LoginRefusal};
 use crate::generated::etcdserverpb::AuthenticateRequest;
 use crate::generated::etcdserverpb::auth_client::AuthClient;
+use crate::room::Channel;
 
 /// What a request carries: nothing where the client has no login, or etcd's authentication is off.
 pub(crate) type Token = Option<MetadataValue<Ascii>>;

@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use tokio::sync::oneshot;
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tokio_stream::{Stream, StreamExt};
 use tonic::Streaming;
 
@@ -24,7 +24,10 @@ use crate::session::{Token, only_with_leader, with_token};
 pub struct Watch {
     client: Client,
     answers: Streaming<WatchResponse>,
+    /// Changes of a revision of which more come.
+    parts: Vec<Change>,
     _held: oneshot::Sender<()>,
+    _place: OwnedSemaphorePermit,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,8 +69,16 @@ impl Client {
     /// A watch for [`Watch::next_changes`]: with each event comes what the key held before.
     pub async fn watch_changes(&self, keys: KeyRange, start_revision: i64) -> Result<Watch, Error> {
         let KeyRange { key, range_end } = keys;
-        self.start_watch(WatchCreateRequest { key, range_end, start_revision, prev_kv: true, ..Default::default() })
-            .await
+        self.start_watch(WatchCreateRequest {
+            key,
+            range_end,
+            start_revision,
+            prev_kv: true,
+            // What has happened long ago would otherwise come in one piece, however much it is.
+            fragment: true,
+            ..Default::default()
+        })
+        .await
     }
 
     async fn start_watch(&self, create: WatchCreateRequest) -> Result<Watch, Error> {
@@ -81,10 +92,11 @@ impl Client {
         let create = WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) };
         let (held, dropped) = oneshot::channel();
         let requests = requests_until_dropped(create, dropped);
-        let mut client = WatchClient::new(self.inner.channel.clone()).max_decoding_message_size(usize::MAX);
+        let (channel, place) = self.channel_for_watch();
+        let mut client = WatchClient::new(channel).max_decoding_message_size(usize::MAX);
         let request = only_with_leader(with_token(requests, token));
         let answers = client.watch(request).await.map_err(|status| self.error(status))?.into_inner();
-        let mut watch = Watch { client: self.clone(), answers, _held: held };
+        let mut watch = Watch { client: self.clone(), answers, parts: Vec::new(), _held: held, _place: place };
         watch.receive().await?;
         Ok(watch)
     }
@@ -119,20 +131,50 @@ impl Watch {
         })
     }
 
-    /// The next changes with what was there before, for a watch that asks for it. After an error the watch is over.
+    /// The next changes with what was there before, for a watch that asks for it. No revision is split. After an error the watch is
+    /// over.
     pub async fn next_changes(&mut self) -> Result<Vec<Change>, Error> {
-        let answer = self.receive().await?;
-        let change = |mut event: mvccpb::Event| {
-            let previous = event.prev_kv.take().map(KeyValue::from);
-            Some(Change { event: Event::from_wire(event)?, previous })
-        };
-        Ok(answer.events.into_iter().filter_map(change).collect())
+        loop {
+            let answer = self.receive().await?;
+            let change = |mut event: mvccpb::Event| {
+                let previous = event.prev_kv.take().map(KeyValue::from);
+                Some(Change { event: Event::from_wire(event)?, previous })
+            };
+            self.parts.extend(answer.events.into_iter().filter_map(change));
+            let rest = if answer.fragment { split_last_revision(&mut self.parts) } else { Vec::new() };
+            let changes = std::mem::replace(&mut self.parts, rest);
+            if !changes.is_empty() || !answer.fragment {
+                return Ok(changes);
+            }
+            let bounds = &self.client.inner.channel.bounds;
+            if self.parts.iter().map(Change::size).sum::<usize>() > bounds.longest {
+                return Err(self.client.error(bounds.too_long()));
+            }
+        }
     }
 
     async fn receive(&mut self) -> Result<WatchResponse, Error> {
         let answer = self.answers.message().await.map_err(|status| self.client.error(status))?;
         let answer = answer.ok_or_else(Error::watch_closed)?;
         Error::ending(&answer).map_or(Ok(answer), Err)
+    }
+}
+
+/// Takes away the changes of the last revision, which may not be all of it.
+fn split_last_revision(changes: &mut Vec<Change>) -> Vec<Change> {
+    let Some(last) = changes.last().map(|change| change.event.revision()) else { return Vec::new() };
+    let at = changes.iter().position(|change| change.event.revision() == last).unwrap_or_default();
+    changes.split_off(at)
+}
+
+impl Change {
+    fn size(&self) -> usize {
+        let pair = |pair: &KeyValue| pair.key.len() + pair.value.len();
+        let event = match &self.event {
+            Event::Put(put) => pair(put),
+            Event::Delete { key, .. } => key.len(),
+        };
+        event + self.previous.as_ref().map_or(0, pair)
     }
 }
 
@@ -159,5 +201,20 @@ impl Event {
             mvccpb::event::EventType::Put => Self::Put(pair.into()),
             mvccpb::event::EventType::Delete => Self::Delete { key: pair.key, revision: pair.mod_revision },
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_revision_that_may_not_be_complete_is_held_back() {
+        let change = |revision| Change { event: Event::Delete { key: vec![b'k'], revision }, previous: None };
+        let mut changes = vec![change(4), change(4), change(5), change(5)];
+        assert_eq!(split_last_revision(&mut changes), [change(5), change(5)]);
+        assert_eq!(changes, [change(4), change(4)]);
+        assert_eq!(split_last_revision(&mut changes).len(), 2);
+        assert!(changes.is_empty() && split_last_revision(&mut changes).is_empty());
     }
 }

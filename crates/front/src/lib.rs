@@ -144,11 +144,12 @@ pub async fn run(
     if places.is_empty() {
         return Err(ClientError::NoMachines(options.cluster.clone()).into());
     }
+    let room = outgoing::room();
     let shared = Arc::new(Shared {
-        members: Members::new(options.prefer),
+        members: Members::new(options.prefer, room.clone()),
         places: Places::new(options.connections, options.connections_of_one),
         behind: Mutex::new(Arc::new(behind)),
-        rest: Rest::new(url(&options)),
+        rest: Rest::new(url(&options), room),
         hosts: options.hosts.clone(),
         insecure_http: options.insecure_http,
         stop: watch::Sender::new(false),

@@ -24,7 +24,7 @@ use crate::behind::Behind;
 use crate::members::Members;
 use crate::places::Places;
 use crate::rest::{self, Rest};
-use crate::{FIRST_PROBE, FrontError, LEDGER, LOOK, Prefer, Shared, Trouble, drain, port};
+use crate::{FIRST_PROBE, FrontError, LEDGER, LOOK, Prefer, Shared, Trouble, drain, outgoing, port};
 
 /// A clock that was set back must not keep clients away from a member for longer.
 const LONGEST_DRAIN: SignedDuration = SignedDuration::from_secs(120);
@@ -46,10 +46,11 @@ pub async fn run_on_machine(options: MachineOptions, mut stopped: watch::Receive
     let files = Files::read(&options.directory)?;
     let told = files.told(&options.directory)?;
     let behind = Behind::on_machine(&told, files.given.clone(), None)?;
+    let room = outgoing::room();
     let shared = Arc::new(Shared {
-        members: Members::new(options.prefer),
+        members: Members::new(options.prefer, room.clone()),
         places: Places::new(options.connections, options.connections_of_one),
-        rest: Rest::new(https_url(options.listen.ip(), options.listen.port())),
+        rest: Rest::new(https_url(options.listen.ip(), options.listen.port()), room),
         hosts: vec![options.listen.ip().to_string()],
         insecure_http: false,
         stop: watch::Sender::new(false),

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use quorate_agent::dial::Dial;
 use quorate_control::kinds::etcd::front::Place;
-use quorate_etcd::{Client, ConnectOptions, Error, LoginRefusal, Sockets};
+use quorate_etcd::{Client, ConnectOptions, Error, LONGEST_MESSAGE, LoginRefusal, Room, Sockets};
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
@@ -49,6 +49,8 @@ pub struct Member {
     dial: Dial,
     /// As nobody. Everyone who logs in by password or token shares its connection.
     pub client: Client,
+    /// What large answers of all members may take.
+    room: Room,
     health: Mutex<Health>,
     /// Whether it leads, and its number, as found elsewhere than in its status.
     role: Mutex<(bool, u64)>,
@@ -95,7 +97,8 @@ impl Member {
 
     /// How to reach it, without an identity.
     pub fn options(&self, ca: &str) -> ConnectOptions {
-        options(&Place { name: self.name.clone(), address: self.address, dial: self.dial.clone() }, ca)
+        let place = Place { name: self.name.clone(), address: self.address, dial: self.dial.clone() };
+        options(&place, ca, &self.room)
     }
 
     /// A connection for a client to be passed through.
@@ -148,9 +151,11 @@ impl Drop for Member {
     }
 }
 
-fn options(place: &Place, ca: &str) -> ConnectOptions {
+fn options(place: &Place, ca: &str, room: &Room) -> ConnectOptions {
     let mut options = ConnectOptions::new(format!("https://{}", place.address), ca);
     options.connect_timeout = CONNECT;
+    options.longest_answer = LONGEST_MESSAGE;
+    options.room = Some(room.clone());
     options.sockets = (place.dial != Dial::Address).then(|| {
         let dial = place.dial.clone();
         Sockets::new(move |to| dial.socket(to))
@@ -160,13 +165,14 @@ fn options(place: &Place, ca: &str) -> ConnectOptions {
 
 pub struct Members {
     prefer: Prefer,
+    room: Room,
     all: Mutex<Arc<[Arc<Member>]>>,
     next: AtomicUsize,
 }
 
 impl Members {
-    pub fn new(prefer: Prefer) -> Self {
-        Members { prefer, all: Mutex::new(Arc::new([])), next: AtomicUsize::new(0) }
+    pub fn new(prefer: Prefer, room: Room) -> Self {
+        Members { prefer, room, all: Mutex::new(Arc::new([])), next: AtomicUsize::new(0) }
     }
 
     pub fn all(&self) -> Arc<[Arc<Member>]> {
@@ -190,7 +196,7 @@ impl Members {
             match known.iter().find(same).filter(|_| !renew) {
                 Some(member) => all.push(member.clone()),
                 None => {
-                    all.push(begin(place, ca, identity, known.iter().find(same))?);
+                    all.push(self.begin(place, ca, identity, known.iter().find(same))?);
                 }
             }
         }
@@ -264,38 +270,40 @@ impl Members {
             }
         }
     }
-}
 
-/// `before`: the same member, as it was asked with another identity.
-fn begin(
-    place: &Place,
-    ca: &str,
-    identity: Option<&(String, String)>,
-    before: Option<&Arc<Member>>,
-) -> Result<Arc<Member>, Error> {
-    let client = Client::connect(ConnectOptions { identity: identity.cloned(), ..options(place, ca) })?;
-    let member = Arc::new(Member {
-        name: place.name.clone(),
-        address: place.address,
-        dial: place.dial.clone(),
-        client,
-        health: Mutex::new(before.map(|before| before.health()).unwrap_or_default()),
-        role: Mutex::default(),
-        stops_soon: AtomicBool::new(false),
-        // Connections that were passed through before go on.
-        give_up: before.map_or_else(Arc::default, |before| before.give_up.clone()),
-        probing: Mutex::new(None),
-    });
-    let weak = Arc::downgrade(&member);
-    let probing = tokio::spawn(async move {
-        while let Some(member) = weak.upgrade() {
-            let health = member.probe().await;
-            tracing::debug!(member = member.name, took = ?health.took, why = health.why, "probed");
-            member.set(health);
-            drop(member);
-            tokio::time::sleep(BETWEEN_PROBES).await;
-        }
-    });
-    *member.probing.lock().unwrap_or_else(PoisonError::into_inner) = Some(probing.abort_handle());
-    Ok(member)
+    /// `before`: the same member, as it was asked with another identity.
+    fn begin(
+        &self,
+        place: &Place,
+        ca: &str,
+        identity: Option<&(String, String)>,
+        before: Option<&Arc<Member>>,
+    ) -> Result<Arc<Member>, Error> {
+        let client = Client::connect(ConnectOptions { identity: identity.cloned(), ..options(place, ca, &self.room) })?;
+        let member = Arc::new(Member {
+            name: place.name.clone(),
+            address: place.address,
+            dial: place.dial.clone(),
+            client,
+            room: self.room.clone(),
+            health: Mutex::new(before.map(|before| before.health()).unwrap_or_default()),
+            role: Mutex::default(),
+            stops_soon: AtomicBool::new(false),
+            // Connections that were passed through before go on.
+            give_up: before.map_or_else(Arc::default, |before| before.give_up.clone()),
+            probing: Mutex::new(None),
+        });
+        let weak = Arc::downgrade(&member);
+        let probing = tokio::spawn(async move {
+            while let Some(member) = weak.upgrade() {
+                let health = member.probe().await;
+                tracing::debug!(member = member.name, took = ?health.took, why = health.why, "probed");
+                member.set(health);
+                drop(member);
+                tokio::time::sleep(BETWEEN_PROBES).await;
+            }
+        });
+        *member.probing.lock().unwrap_or_else(PoisonError::into_inner) = Some(probing.abort_handle());
+        Ok(member)
+    }
 }

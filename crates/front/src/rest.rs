@@ -17,7 +17,7 @@ use hyper::http::request::Parts;
 use hyper::{Method, Request, Response};
 use hyper_util::rt::TokioIo;
 use quorate_agent::rates::Rates;
-use quorate_etcd::{Answers, Client, Reach, Refusal};
+use quorate_etcd::{Answers, Client, Reach, Refusal, Room};
 use quorate_keys::{Keys, Settings};
 use rustls::pki_types::ServerName;
 use serde_json::{Value, json};
@@ -53,10 +53,12 @@ const FRESH: Duration = Duration::from_secs(2);
 /// How often members are asked for their metrics, which are long.
 const ROLES: Duration = Duration::from_secs(3);
 const FETCH: Duration = Duration::from_secs(3);
+const UNREADABLE: &str = "etcd has sent an answer that cannot be read";
 /// A line of a watch, and what ends it.
 type Line = Result<Frame<Bytes>, io::Error>;
 
-type Content = UnsyncBoxBody<Bytes, io::Error>;
+/// What is sent to a client.
+pub type Content = UnsyncBoxBody<Bytes, io::Error>;
 pub type Answer = Response<Content>;
 
 /// Who is connected.
@@ -84,9 +86,10 @@ pub struct Rest {
 }
 
 impl Rest {
-    /// `url`: what clients call the front.
-    pub fn new(url: String) -> Self {
-        let settings = Settings { max_waiters: WATCHES, advertised: vec![url], ..Settings::default() };
+    /// `url`: what clients call the front. `room`: what large answers may take.
+    pub fn new(url: String, room: Room) -> Self {
+        let (max_waiters, advertised) = (WATCHES, vec![url]);
+        let settings = Settings { max_waiters, advertised, room: Some(room.clone()), ..Settings::default() };
         Rest {
             clients: Clients::default(),
             keys: Keys::new(settings),
@@ -94,7 +97,7 @@ impl Rest {
             at_once: Arc::new(Semaphore::new(AT_ONCE)),
             watches: Arc::new(Semaphore::new(WATCHES)),
             bodies: Arc::new(Semaphore::new(BODIES_KIB)),
-            outgoing: Outgoing::new(),
+            outgoing: Outgoing::new(room),
             logins: Semaphore::new(LOGINS),
             rates: Mutex::new(Rates::new(LOGINS_AT_ONCE, LOGINS_PER_SECOND)),
             version: tokio::sync::Mutex::default(),
@@ -345,10 +348,11 @@ async fn unary(
         let client = rest.clients.get(behind, &member, who)?;
         match client.call_raw(call.method, request.clone()).await {
             Ok(bytes) => {
-                let Some(value) = gateway::from_wire(&bytes, call.answer) else {
-                    return Err((500, String::from("etcd has sent an answer that cannot be read")));
-                };
-                return Ok(json_answer(200, &value));
+                let unreadable = || -> Denied { (500, String::from(UNREADABLE)) };
+                let length = gateway::length(&bytes, call.answer).ok_or_else(unreadable)?;
+                let _both = rest.outgoing.room_for(bytes.len() + length)?;
+                let text = gateway::text("", &bytes, call.answer, "\n").ok_or_else(unreadable)?;
+                return Ok(answer_with(200, text.into()));
             }
             Err(refusal) => {
                 rest.note(who, &refusal);
@@ -410,15 +414,16 @@ async fn streamed(
         match client.stream_raw(call.method, request.clone()).await {
             Ok(mut answers) if call.kind == Kind::FirstOfStream => {
                 let line = match timeout(BODY, answers.next()).await {
-                    Ok(Ok(Some(bytes))) => result(&bytes, call),
+                    Ok(Ok(Some(bytes))) => line(&bytes, call),
                     Ok(Ok(None)) => return Err((503, String::from("etcd has ended the call"))),
                     Ok(Err(refusal)) => return refused(&refusal, who, peer),
                     Err(_) => return Err((504, String::from("etcd did not answer in time"))),
                 };
-                return Ok(json_answer(200, &line));
+                return Ok(answer_with(200, line.into()));
             }
             Ok(answers) => {
-                let body = StreamBody::new(lines(Lines { answers: Some(answers), call, _place: place }));
+                let room = shared.rest.outgoing.clone();
+                let body = StreamBody::new(lines(Lines { answers: Some(answers), call, room, _place: place }));
                 return Ok(typed(200, body.boxed_unsync()));
             }
             Err(refusal) => {
@@ -437,31 +442,45 @@ async fn streamed(
     }
 }
 
-fn result(bytes: &[u8], call: &Call) -> Value {
-    match gateway::from_wire(bytes, call.answer) {
-        Some(value) => json!({"result": value}),
-        None => json!({"error": gateway::error(13, "etcd has sent an answer that cannot be read")}),
-    }
+fn line(bytes: &[u8], call: &Call) -> String {
+    gateway::text("{\"result\":", bytes, call.answer, "}\n").unwrap_or_else(|| error_line(13, UNREADABLE))
+}
+
+fn error_line(code: i32, message: &str) -> String {
+    format!("{}\n", json!({"error": gateway::error(code, message)}))
 }
 
 struct Lines {
     /// `None` when nothing more comes.
     answers: Option<Answers>,
     call: &'static Call,
+    room: Outgoing,
     _place: OwnedSemaphorePermit,
+}
+
+impl Lines {
+    /// `None` when nothing more comes.
+    async fn next(&mut self) -> Option<String> {
+        let ending = match self.answers.as_mut()?.next().await {
+            Ok(Some(bytes)) => {
+                let length = gateway::length(&bytes, self.call.answer).unwrap_or_default();
+                match self.room.room_for(bytes.len() + length) {
+                    Ok(_both) => return Some(line(&bytes, self.call)),
+                    Err((_, why)) => error_line(14, &why),
+                }
+            }
+            Ok(None) => return None,
+            Err(refusal) => error_line(refusal.code, &refusal.message),
+        };
+        self.answers = None;
+        Some(ending)
+    }
 }
 
 fn lines(lines: Lines) -> impl futures_util::Stream<Item = Line> {
     stream::unfold(lines, |mut lines| async move {
-        let value = match lines.answers.as_mut()?.next().await {
-            Ok(Some(bytes)) => result(&bytes, lines.call),
-            Ok(None) => return None,
-            Err(refusal) => {
-                lines.answers = None;
-                json!({"error": gateway::error(refusal.code, &refusal.message)})
-            }
-        };
-        Some((Ok(Frame::data(Bytes::from(format!("{value}\n")))), lines))
+        let line = lines.next().await?;
+        Some((Ok(Frame::data(Bytes::from(line))), lines))
     })
 }
 

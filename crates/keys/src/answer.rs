@@ -145,14 +145,20 @@ fn read(shared: &Shared, parts: &Parts, below: &[u8], body: &Bytes) -> Result<Ca
 }
 
 async fn carry_out(shared: &Shared, call: Call, client: &Client, known: &Known) -> Response<Body> {
-    let done = match &call {
+    // The room of an answer is taken until it is written down.
+    let (done, _taken) = match &call {
         Call::Wait(wait) => return waiting(shared, wait.clone(), client, known).await,
-        Call::Get { path, recursive } => store::get(client, &shared.layout, path, *recursive).await,
+        Call::Get { path, recursive } => {
+            match store::get(client, &shared.layout, path, *recursive, shared.settings.room.as_ref()).await {
+                Ok((done, taken)) => (Ok(done), taken),
+                Err(refusal) => (Err(refusal), None),
+            }
+        }
         Call::Write(write) => {
             let (client, layout, write) = (client.clone(), shared.layout.clone(), write.clone());
             // A client that closes its connection must not interrupt the write between lease and key.
             let task = tokio::spawn(async move { store::write(&client, &layout, &write).await });
-            task.await.unwrap_or_else(|_| Err(Refusal::new(Code::RaftInternal, "the write was interrupted")))
+            (task.await.unwrap_or_else(|_| Err(Refusal::new(Code::RaftInternal, "the write was interrupted"))), None)
         }
     };
     shared.counts.add(&call, done.is_ok());

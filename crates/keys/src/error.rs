@@ -112,6 +112,10 @@ impl From<quorate_etcd::Error> for Refusal {
             Error::Other { ref message, .. } if message.contains("request is too large") => {
                 Refusal::new(Code::InvalidForm, message.as_bytes()).with_status(StatusCode::PAYLOAD_TOO_LARGE)
             }
+            Error::TooLong { message } => Refusal::new(Code::InvalidField, message),
+            Error::NoRoom => {
+                Refusal::new(Code::RaftInternal, error.to_string()).with_status(StatusCode::SERVICE_UNAVAILABLE)
+            }
             error => Refusal::new(Code::RaftInternal, error.to_string()),
         }
     }

@@ -28,7 +28,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body_util::combinators::UnsyncBoxBody;
 use hyper::{Request, Response};
-use quorate_etcd::Client;
+use quorate_etcd::{Client, Room};
 
 pub use import::{ImportError, Imported};
 use shared::Shared;
@@ -49,11 +49,19 @@ pub struct Settings {
     /// What `/v2/machines` and `/v2/members` name as the URLs for clients instead of the members' own: v2 clients that look for
     /// members there would otherwise connect to an etcd without v2.
     pub advertised: Vec<String>,
+    /// Where what an answer takes while it is made is counted, if at all.
+    pub room: Option<Room>,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Settings { prefix: String::from("/v2"), max_body: 1 << 20, max_waiters: 10_000, advertised: Vec::new() }
+        Settings {
+            prefix: String::from("/v2"),
+            max_body: 1 << 20,
+            max_waiters: 10_000,
+            advertised: Vec::new(),
+            room: None,
+        }
     }
 }
 

@@ -5,7 +5,7 @@ use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 use std::time::Duration;
 
-use quorate_etcd::{Client, Error, KeyValue, Op, OpResult, RangeQuery, Thing, Txn, TxnResult};
+use quorate_etcd::{Client, Error, KeyValue, Op, OpResult, RangeQuery, Room, Taken, Thing, Txn, TxnResult};
 
 use crate::error::{Code, Refusal};
 use crate::node::{Action, Happening, Node, View, index};
@@ -34,7 +34,17 @@ pub fn node(result: OpResult) -> Option<Node> {
     pairs(result).pop().map(Node::read)
 }
 
-pub async fn get(client: &Client, layout: &Layout, path: &Path, recursive: bool) -> Result<Done, Refusal> {
+/// What a pair takes beyond its bytes while it becomes a node, and then text.
+const PER_NODE: usize = 600;
+
+/// What is read, and the room that it takes until it was written down.
+pub async fn get(
+    client: &Client,
+    layout: &Layout,
+    path: &Path,
+    recursive: bool,
+    room: Option<&Room>,
+) -> Result<(Done, Option<Taken>), Refusal> {
     let mut then: Vec<Op> = path.ancestors().iter().map(|directory| plan::get(layout.node(directory))).collect();
     if !path.is_root() {
         then.push(plan::get(layout.node(path)));
@@ -43,6 +53,7 @@ pub async fn get(client: &Client, layout: &Layout, path: &Path, recursive: bool)
     then.push(Op::Range(RangeQuery::new(below)));
     let TxnResult { revision, mut results, .. } = client.txn(Txn { then, ..Txn::default() }).await?;
     let below = results.pop().map(pairs).unwrap_or_default();
+    let taken = room.map(|room| room.take(cost(&below)).ok_or(Error::NoRoom)).transpose()?;
     let mut way: Vec<Option<Node>> = results.into_iter().map(node).collect();
     let mut view = View { dir: true, ..View::default() };
     if let Some(node) = way.pop() {
@@ -52,7 +63,11 @@ pub async fn get(client: &Client, layout: &Layout, path: &Path, recursive: bool)
     if view.dir {
         view.nodes = listing(layout, path, below);
     }
-    Ok((Happening { action: Action::Get, node: view, previous: None }, index(revision)))
+    Ok(((Happening { action: Action::Get, node: view, previous: None }, index(revision)), taken))
+}
+
+fn cost(pairs: &[KeyValue]) -> usize {
+    pairs.iter().map(|pair| PER_NODE + 3 * (pair.key.len() + pair.value.len())).sum()
 }
 
 /// Makes a write. Must not be cancelled midway, or its lease stays until it expires.

@@ -3,13 +3,15 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use quorate_etcd::{Client, Condition, Error, Op, RangeQuery, Txn};
+use quorate_etcd::{Client, Condition, Error, KeyRange, Op, RangeQuery, Txn};
 
 use crate::path::{Layout, Path, Stored};
 use crate::store::is_ours;
 
 /// A lease without a key is left alone for this long: its write may be under way.
 const UNDER_WAY: Duration = Duration::from_secs(120);
+/// How many keys are read at a time.
+const AT_ONCE: i64 = 5000;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Swept {
@@ -24,15 +26,29 @@ pub async fn sweep(client: &Client, layout: &Layout) -> Result<Swept, Error> {
 }
 
 pub async fn sweep_nodes(client: &Client, layout: &Layout) -> Result<usize, Error> {
-    let query = RangeQuery { keys_only: true, ..RangeQuery::new(layout.below(&Path::root())) };
-    let keys: Vec<Vec<u8>> = client.range(query).await?.pairs.into_iter().map(|pair| pair.key).collect();
     let mut swept = 0;
-    for directory in missing(layout, &keys) {
+    for directory in missing(layout, &keys(client, layout).await?) {
         let conditions = vec![Condition::absent(layout.node(&directory))];
         let then = vec![Op::Delete(layout.below(&directory))];
         swept += usize::from(client.txn(Txn { conditions, then, otherwise: Vec::new() }).await?.succeeded);
     }
     Ok(swept)
+}
+
+/// All keys, in answers that are never long. What changes meanwhile may be missed, and nothing is removed before it was looked at again.
+async fn keys(client: &Client, layout: &Layout) -> Result<Vec<Vec<u8>>, Error> {
+    let all = layout.below(&Path::root());
+    let (mut keys, mut from) = (Vec::<Vec<u8>>::new(), all.key);
+    loop {
+        let range = KeyRange { key: from, range_end: all.range_end.clone() };
+        let query = RangeQuery { keys_only: true, limit: AT_ONCE, ..RangeQuery::new(range) };
+        let part = client.range(query).await?;
+        keys.extend(part.pairs.into_iter().map(|pair| pair.key));
+        match keys.last().filter(|_| part.more) {
+            Some(last) => from = [last, &[0][..]].concat(),
+            None => return Ok(keys),
+        }
+    }
 }
 
 /// The directories that do not exist, though something is stored below them; of nested ones the outermost.

@@ -155,7 +155,12 @@ impl Waiter {
 fn is_passing(error: &Error) -> bool {
     matches!(
         error,
-        Error::Unreachable { .. } | Error::Timeout | Error::NoLeader | Error::Unavailable { .. } | Error::Other { .. }
+        Error::Unreachable { .. }
+            | Error::Timeout
+            | Error::NoLeader
+            | Error::NoRoom
+            | Error::Unavailable { .. }
+            | Error::Other { .. }
     )
 }
 

@@ -37,17 +37,19 @@ async fn values(context: &Context, ledger: &Ledger) -> Result<Map<String, Value>
         Some(postgres) => postgres.version.to_string(),
         None => ledger.spec.etcd.version.to_string(),
     };
+    let fronts = clients::fronts(&context.home, ledger).await?;
+    // Without a balancer or a name, a front is the one address.
+    let url = ledger.url().or_else(|| fronts.first().cloned()).map(|url| ("url", json!(url)));
     let values = [
         ("name", json!(ledger.spec.name)),
         ("kind", json!(ledger.spec.kind)),
         ("version", json!(version)),
         ("provider", json!(ledger.spec.provider.settings().name())),
         ("endpoints", json!(endpoints)),
-        ("fronts", json!(clients::fronts(&context.home, ledger).await?)),
+        ("fronts", json!(fronts)),
         ("ca_file", json!(ca)),
         ("ca", json!(pem)),
     ];
-    let url = ledger.url().map(|url| ("url", json!(url)));
     Ok(values.into_iter().chain(url).map(|(name, value)| (name.to_owned(), value)).collect())
 }
 

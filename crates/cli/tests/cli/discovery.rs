@@ -17,7 +17,7 @@ use crate::common::{OLDEST, Run, Sandbox, address, eventually, lab, newest_of};
 const PORT: u16 = 8087;
 
 /// A service in a sandbox. Everything that runs there ends with it.
-struct Service {
+pub struct Service {
     sandbox: Sandbox,
     child: Child,
     /// The last number of its address.
@@ -27,7 +27,7 @@ struct Service {
 
 impl Service {
     /// With TLS.
-    fn start() -> Self {
+    pub fn start() -> Self {
         Self::with(&[])
     }
 
@@ -72,13 +72,13 @@ impl Service {
     }
 
     /// A discovery URL for a cluster of this size.
-    fn token(&self, size: usize) -> String {
+    pub fn token(&self, size: usize) -> String {
         let url = self.curl(&format!("{}/new?size={size}", self.url())).ok().stdout;
         assert!(url.starts_with(&format!("{}/", self.url())) && url.len() == self.url().len() + 33, "{url}");
         url
     }
 
-    fn registry(&self, url: &str) -> Value {
+    pub fn registry(&self, url: &str) -> Value {
         self.curl(url).ok().json()
     }
 
@@ -108,7 +108,7 @@ impl Service {
     }
 
     /// With `--discovery`.
-    fn member_v2(&self, version: &str, number: u8, url: &str) -> Member {
+    pub fn member_v2(&self, version: &str, number: u8, url: &str) -> Member {
         self.member(version, number, &["--discovery", url, "--discovery-fallback", "exit"])
     }
 
@@ -140,7 +140,7 @@ fn spawn(sandbox: &Sandbox, number: u8, flags: &[String]) -> Child {
     child
 }
 
-struct Member {
+pub struct Member {
     child: Child,
     client: String,
     log: PathBuf,
@@ -178,19 +178,19 @@ impl Drop for Member {
 }
 
 #[track_caller]
-fn all_healthy(members: &[Member]) {
+pub fn all_healthy(members: &[Member]) {
     for member in members {
         let name = member.log.display();
         eventually(&format!("{name}: healthy"), 60, || member.is_healthy());
     }
 }
 
-fn version(minor: &str) -> String {
+pub fn version(minor: &str) -> String {
     newest_of(minor).unwrap_or_else(|| panic!("etcd {minor} is missing here: run `cargo xtask etcd`"))
 }
 
 /// The token at the end of a discovery URL.
-fn token(url: &str) -> &str {
+pub fn token(url: &str) -> &str {
     url.rsplit('/').next().expect("it has one")
 }
 

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use quorate_etcd::{AlarmKind, Client, Condition, Error, Event, KeyRange, Op, OpResult, RangeQuery, Thing, Txn};
+use quorate_etcd::{
+    AlarmKind, Client, Condition, ConnectOptions, Error, Event, KeyRange, Op, OpResult, RangeQuery, Room, Thing, Txn,
+};
 
 use crate::lab::{Authority, Etcd, Setup, Version, on_every_version};
 
@@ -201,4 +203,69 @@ fn a_full_database_says_so_and_is_freed_again() {
         assert!(client.alarms().await.expect("alarms").is_empty());
         client.put("small", "value").await.expect("a write");
     });
+}
+
+/// More than one connection of HTTP/2 takes, each with more than a window of it that nobody reads.
+#[tokio::test]
+async fn watches_that_nobody_reads_hold_up_no_other_call() {
+    const WATCHES: usize = 70;
+    let etcd = Etcd::start(&Version::newest(), &Authority::new(), Setup::password());
+    let client = Client::connect(etcd.options()).expect("good options");
+    etcd.ready(&client).await;
+    let mut unread = Vec::new();
+    for _ in 0..WATCHES {
+        unread.push(client.watch(KeyRange::prefix("w/"), 0, false).await.expect("a watch"));
+    }
+    for number in 0..6 {
+        client.put(format!("w/{number}"), vec![b'x'; 1 << 20]).await.expect("a write");
+    }
+    // What the watches are sent comes meanwhile.
+    for number in 0..200 {
+        client.get(format!("w/{}", number % 6)).await.expect("others are answered");
+        client.status().await.expect("so is a probe");
+    }
+    for mut watch in [unread.pop().expect("a watch"), unread.swap_remove(0)] {
+        let mut seen = 0;
+        while seen < 6 {
+            seen += watch.next().await.expect("changes").events.len();
+        }
+    }
+}
+
+#[tokio::test]
+async fn answers_are_bounded_one_by_one_and_together() {
+    let etcd = Etcd::start(&Version::newest(), &Authority::new(), Setup::password());
+    let room = Room::new(2 << 20);
+    let options = ConnectOptions { longest_answer: 3 << 20, room: Some(room.clone()), ..etcd.options() };
+    let client = Client::connect(options).expect("good options");
+    etcd.ready(&client).await;
+    let start = client.put("l/", "").await.expect("a write");
+    for number in 0..5 {
+        client.put(format!("l/{number}"), vec![b'x'; 1 << 20]).await.expect("a write");
+    }
+    let range = |limit| client.range(RangeQuery { limit, ..RangeQuery::new(KeyRange::prefix("l/")) });
+    assert_eq!(range(3).await.expect("it fits").pairs.len(), 3);
+    let why = range(0).await.expect_err("too long");
+    assert!(matches!(&why, Error::TooLong { message } if message.contains("3 MiB")), "{why:?}");
+    let raw = client.call_raw("/etcdserverpb.KV/Range", (&b"\x0a\x02l/\x12\x02l0"[..]).into()).await;
+    assert_eq!(raw.expect_err("too long").message, why.to_string());
+    let others = room.take(1 << 20).expect("room");
+    assert!(matches!(range(3).await, Err(Error::NoRoom)));
+    assert_eq!(range(1).await.expect("what is small always fits").pairs.len(), 1);
+    drop(others);
+    assert_eq!(range(3).await.expect("it fits again").pairs.len(), 3);
+    assert!(room.is_empty());
+
+    // What has happened comes in parts, however much it is.
+    let mut watch = client.watch_changes(KeyRange::prefix("l/"), start).await.expect("a watch");
+    let mut seen = Vec::new();
+    while seen.len() < 6 {
+        seen.extend(
+            watch.next_changes().await.expect("a part that fits").into_iter().map(|change| change.event.revision()),
+        );
+    }
+    assert_eq!(seen, (start..start + 6).collect::<Vec<_>>());
+    // A revision is not split, and one that is too long ends the watch.
+    client.delete(KeyRange::prefix("l/")).await.expect("a deletion");
+    assert!(matches!(watch.next_changes().await, Err(Error::TooLong { .. })));
 }

@@ -4,7 +4,7 @@
 use base64::Engine;
 use base64::alphabet;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::schema::{Field, Message, TXN, TXN_ANSWER, Type};
 
@@ -157,40 +157,99 @@ fn put_bytes(to: &mut Vec<u8>, field: u32, bytes: &[u8]) {
     to.extend_from_slice(bytes);
 }
 
-/// JSON from the bytes of a message. `None` if they are no such message.
-pub fn from_wire(bytes: &[u8], message: Message) -> Option<Value> {
-    object(bytes, message, 0).map(Value::Object)
+/// The JSON of a message between two texts. `None` if the bytes are no such message. Nothing else is made on the way: as values, a list
+/// of small pairs would take many times its size.
+pub fn text(before: &str, bytes: &[u8], message: Message, after: &str) -> Option<String> {
+    let mut text = String::with_capacity(before.len() + length(bytes, message)? + after.len());
+    text.push_str(before);
+    object(&mut text, bytes, message, 0)?;
+    text.push_str(after);
+    Some(text)
 }
 
-fn object(mut bytes: &[u8], message: Message, depth: usize) -> Option<Map<String, Value>> {
-    let mut object = Map::new();
-    while !bytes.is_empty() {
-        let key = take_varint(&mut bytes)?;
-        let wire = take_wire(&mut bytes, key & 7)?;
-        let Some(field) = message.iter().find(|field| u64::from(field.number) == key >> 3) else { continue };
-        match (field.many, field.of, wire) {
-            // Numbers of a list come in one piece, or in several.
-            (true, Type::Enum(_) | Type::I64 | Type::U64 | Type::Bool, Wire::Bytes(mut packed)) => {
-                while !packed.is_empty() {
-                    let number = Wire::Number(take_varint(&mut packed)?);
-                    add(&mut object, field.name, value(field.of, number, depth)?);
-                }
+/// How long the JSON of a message is.
+pub fn length(bytes: &[u8], message: Message) -> Option<usize> {
+    let mut length = Length(0);
+    object(&mut length, bytes, message, 0)?;
+    Some(length.0)
+}
+
+/// Takes the text, or counts it.
+trait Sink {
+    fn put(&mut self, text: &str);
+    fn base64(&mut self, bytes: &[u8]);
+
+    /// What needs no escapes.
+    fn plain(&mut self, text: &str) {
+        self.put("\"");
+        self.put(text);
+        self.put("\"");
+    }
+
+    fn name(&mut self, field: &Field) {
+        self.plain(field.name);
+        self.put(":");
+    }
+}
+
+impl Sink for String {
+    fn put(&mut self, text: &str) {
+        self.push_str(text);
+    }
+
+    fn base64(&mut self, bytes: &[u8]) {
+        STANDARD.encode_string(bytes, self);
+    }
+}
+
+struct Length(usize);
+
+impl Sink for Length {
+    fn put(&mut self, text: &str) {
+        self.0 += text.len();
+    }
+
+    fn base64(&mut self, bytes: &[u8]) {
+        self.0 += bytes.len().div_ceil(3) * 4;
+    }
+}
+
+fn object(to: &mut impl Sink, bytes: &[u8], message: Message, depth: usize) -> Option<()> {
+    if depth > DEEPEST {
+        return None;
+    }
+    let mut before = "{";
+    for field in message {
+        let (mut last, mut is_open) = (None, false);
+        each(bytes, field, |wire| {
+            if !field.many {
+                last = Some(wire);
+                return Some(());
             }
-            (true, of, wire) => add(&mut object, field.name, value(of, wire, depth)?),
-            (false, of, wire) => {
-                object.insert(field.name.to_owned(), value(of, wire, depth)?);
+            if std::mem::replace(&mut is_open, true) {
+                to.put(",");
+            } else {
+                to.put(before);
+                to.name(field);
+                to.put("[");
             }
+            value(to, field.of, wire, depth)
+        })?;
+        if let Some(wire) = last {
+            to.put(before);
+            to.name(field);
+            value(to, field.of, wire, depth)?;
+            before = ",";
+        } else if is_open {
+            to.put("]");
+            before = ",";
         }
     }
-    Some(object)
+    to.put(if before == "{" { "{}" } else { "}" });
+    Some(())
 }
 
-fn add(object: &mut Map<String, Value>, name: &str, value: Value) {
-    if let Value::Array(values) = object.entry(name).or_insert_with(|| Value::Array(Vec::new())) {
-        values.push(value);
-    }
-}
-
+#[derive(Clone, Copy)]
 enum Wire<'a> {
     Number(u64),
     Bytes(&'a [u8]),
@@ -198,25 +257,50 @@ enum Wire<'a> {
     Other,
 }
 
-fn value(of: Type, wire: Wire<'_>, depth: usize) -> Option<Value> {
-    if depth > DEEPEST {
-        return None;
+/// What the bytes have for a field, wherever it is.
+fn each<'a>(mut bytes: &'a [u8], field: &Field, mut then: impl FnMut(Wire<'a>) -> Option<()>) -> Option<()> {
+    while !bytes.is_empty() {
+        let key = take_varint(&mut bytes)?;
+        let wire = take_wire(&mut bytes, key & 7)?;
+        if key >> 3 != u64::from(field.number) {
+            continue;
+        }
+        match (field.many, field.of, wire) {
+            // Numbers of a list come in one piece, or in several.
+            (true, Type::Enum(_) | Type::I64 | Type::U64 | Type::Bool, Wire::Bytes(mut packed)) => {
+                while !packed.is_empty() {
+                    then(Wire::Number(take_varint(&mut packed)?))?;
+                }
+            }
+            (_, _, wire) => then(wire)?,
+        }
     }
-    Some(match (of, wire) {
-        (Type::Bytes, Wire::Bytes(bytes)) => Value::String(STANDARD.encode(bytes)),
-        (Type::Text, Wire::Bytes(bytes)) => Value::String(std::str::from_utf8(bytes).ok()?.to_owned()),
-        (Type::Bool, Wire::Number(number)) => Value::Bool(number != 0),
-        (Type::I64, Wire::Number(number)) => Value::String(number.cast_signed().to_string()),
-        (Type::U64, Wire::Number(number)) => Value::String(number.to_string()),
+    Some(())
+}
+
+fn value(to: &mut impl Sink, of: Type, wire: Wire<'_>, depth: usize) -> Option<()> {
+    match (of, wire) {
+        (Type::Bytes, Wire::Bytes(bytes)) => {
+            to.put("\"");
+            to.base64(bytes);
+            to.put("\"");
+        }
+        (Type::Text, Wire::Bytes(bytes)) => {
+            to.put(&serde_json::to_string(std::str::from_utf8(bytes).ok()?).ok()?);
+        }
+        (Type::Bool, Wire::Number(number)) => to.put(if number == 0 { "false" } else { "true" }),
+        (Type::I64, Wire::Number(number)) => to.plain(&number.cast_signed().to_string()),
+        (Type::U64, Wire::Number(number)) => to.plain(&number.to_string()),
         (Type::Enum(names), Wire::Number(number)) => match names.get(usize::try_from(number).ok()?) {
-            Some(name) => Value::String((*name).to_owned()),
-            None => Value::from(number),
+            Some(name) => to.plain(name),
+            None => to.put(&number.to_string()),
         },
-        (Type::Message(message), Wire::Bytes(bytes)) => Value::Object(object(bytes, message, depth + 1)?),
-        (Type::Txn, Wire::Bytes(bytes)) => Value::Object(object(bytes, TXN, depth + 1)?),
-        (Type::TxnAnswer, Wire::Bytes(bytes)) => Value::Object(object(bytes, TXN_ANSWER, depth + 1)?),
+        (Type::Message(message), Wire::Bytes(bytes)) => object(to, bytes, message, depth + 1)?,
+        (Type::Txn, Wire::Bytes(bytes)) => object(to, bytes, TXN, depth + 1)?,
+        (Type::TxnAnswer, Wire::Bytes(bytes)) => object(to, bytes, TXN_ANSWER, depth + 1)?,
         _ => return None,
-    })
+    }
+    Some(())
 }
 
 fn take_varint(bytes: &mut &[u8]) -> Option<u64> {
@@ -252,8 +336,11 @@ mod tests {
     use super::super::schema;
     use super::*;
 
-    fn there_and_back(text: &str, message: Message) -> Value {
-        from_wire(&to_wire(text.as_bytes(), message).unwrap(), message).unwrap()
+    fn there_and_back(json: &str, message: Message) -> Value {
+        let bytes = to_wire(json.as_bytes(), message).unwrap();
+        let back = text("", &bytes, message, "\n").unwrap();
+        assert_eq!(back.len(), length(&bytes, message).unwrap() + 1, "{back}");
+        serde_json::from_str(&back).unwrap()
     }
 
     #[test]
@@ -268,6 +355,26 @@ mod tests {
         let filters = r#"{"create_request":{"key":"Zg==","filters":["NODELETE","NOPUT"]}}"#;
         assert_eq!(there_and_back(filters, schema::WATCH), serde_json::from_str::<Value>(filters).unwrap());
         assert_eq!(there_and_back("", schema::RANGE), json!({}));
+    }
+
+    #[test]
+    fn parts_of_a_list_may_be_apart_and_the_last_of_what_is_one_counts() {
+        let parts = [r#"{"kvs":[{"key":"Zg=="}],"count":"1"}"#, r#"{"kvs":[{"key":"Zm8="}],"more":true,"count":"2"}"#];
+        let bytes = parts.map(|part| to_wire(part.as_bytes(), schema::RANGE_ANSWER).unwrap()).concat();
+        let read: Value = serde_json::from_str(&text("", &bytes, schema::RANGE_ANSWER, "").unwrap()).unwrap();
+        assert_eq!(read, json!({"kvs": [{"key": "Zg=="}, {"key": "Zm8="}], "more": true, "count": "2"}));
+        let filters = [0x2a, 2, 1, 0];
+        let create = schema::WATCH.iter().find_map(|field| match field.of {
+            Type::Message(message) if field.name == "create_request" => Some(message),
+            _ => None,
+        });
+        let read = text("", &filters, create.unwrap(), "").unwrap();
+        assert_eq!(read, r#"{"filters":["NODELETE","NOPUT"]}"#, "numbers in one piece");
+        let version = [0x12, 7, b'"', b'\n', b'a', 0xc3, 0xa4, b'\\', b'b'];
+        let read: Value =
+            serde_json::from_str(&text("", &version, schema::STATUS_ANSWER, "").unwrap()).expect("escaped");
+        assert_eq!(read["version"], "\"\na\u{e4}\\b");
+        assert_eq!(text("", &[0x12, 1, 0xff], schema::STATUS_ANSWER, ""), None, "not text");
     }
 
     #[test]
@@ -303,8 +410,8 @@ mod tests {
                 let place = seed.wrapping_mul(13).wrapping_add(at * 29) % words.len();
                 words[place] = words[place].wrapping_add((seed / 5) as u8 | 1);
             }
-            let _ = from_wire(&bytes, schema::TXN);
-            let _ = from_wire(&bytes[..seed % bytes.len()], schema::TXN_ANSWER);
+            let _ = super::text("", &bytes, schema::TXN, "");
+            let _ = super::text("", &bytes[..seed % bytes.len()], schema::TXN_ANSWER, "");
             let _ = to_wire(&words, schema::WATCH);
         }
     }

@@ -6,7 +6,7 @@ mod schema;
 
 use serde_json::{Value, json};
 
-pub use json::{from_wire, to_wire};
+pub use json::{length, text, to_wire};
 pub use schema::Message;
 
 /// A call that is offered.

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use quorate_etcd::{Condition, KeyRange, Op, PermissionKind, RangeQuery, Txn};
+use quorate_etcd::{Client, Condition, ConnectOptions, KeyRange, Op, PermissionKind, RangeQuery, Room, Txn};
 use quorate_keys::{Keys, Settings};
 
-use crate::http::ask;
+use crate::http::{ask, begin, next};
 use crate::lab::{Authority, Etcd, Setup, Version, enable_auth, on_every_version};
 use crate::stage::{Ours, run, serve};
 
@@ -99,6 +99,61 @@ fn what_a_killed_process_left_is_swept() {
         assert!(all_keys(&ours).await.contains(&"/v2/d/e//f".to_owned()));
         assert_eq!(ours.keys.sweep(&ours.client).await.expect("a sweep").directories, 1);
         assert_eq!(all_keys(&ours).await, ["/v2//f"]);
+    });
+}
+
+/// However much is stored, one request takes a bounded part of the memory.
+#[test]
+fn an_answer_is_bounded_and_so_are_all_together() {
+    run(async {
+        let ours = Ours::start().await;
+        let options = ConnectOptions { longest_answer: 3 << 20, ..ours.etcd.options() };
+        let room = Room::new(8 << 20);
+        let keys = Keys::new(Settings { room: Some(room.clone()), ..Settings::default() });
+        let at = serve(keys, Client::connect(options).expect("good options")).await;
+        let value = format!("value={}", "x".repeat(1_000_000));
+        let mut first = 0;
+        for path in ["/l/1", "/l/2", "/l/3", "/l/4", "/m/1", "/m/2"] {
+            let put = ask(at, "PUT", &format!("/v2/keys{path}"), &value).await;
+            assert_eq!(put.status, 201);
+            first = if first == 0 { put.index() } else { first };
+        }
+        for all in ["/v2/keys/?recursive=true", "/v2/keys/l"] {
+            let refused = ask(at, "GET", all, "").await;
+            assert_eq!((refused.status, refused.json()["errorCode"].as_u64()), (400, Some(209)), "{all}");
+            let cause = refused.json()["cause"].to_string();
+            assert!(cause.contains("larger than 3 MiB; ask for less"), "{cause}");
+        }
+        assert_eq!(ask(at, "GET", "/v2/keys/?recursive=false", "").await.status, 200);
+        assert_eq!(ask(at, "GET", "/v2/keys/m", "").await.status, 200);
+        let others = room.take(4 << 20).expect("room");
+        assert_eq!(ask(at, "GET", "/v2/keys/m", "").await.status, 503);
+        drop(others);
+        assert_eq!(ask(at, "GET", "/v2/keys/m", "").await.status, 200);
+        assert!(room.is_empty());
+
+        // What has happened comes in parts, so whoever waits gets all of it.
+        let wait = format!("/v2/keys/?wait=true&recursive=true&stream=true&waitIndex={first}");
+        let (mut waiting, mut events) = (begin(at, "GET", &wait, "").await, String::new());
+        while events.matches("\"action\"").count() < 6 {
+            events += &next(&mut waiting, Duration::from_secs(20)).await.expect("an event");
+        }
+    });
+}
+
+#[test]
+fn what_many_expired_directories_leave_is_removed() {
+    run(async {
+        let ours = Ours::start().await;
+        ask(ours.at, "PUT", "/v2/keys/kept/a?value=x", "").await;
+        for part in 0..50 {
+            let left =
+                |number: i32| Op::Put { key: format!("/v2/gone//{part}-{number}").into(), value: vec![], lease: 0 };
+            let then = (0..110).map(left).collect();
+            ours.client.txn(Txn { then, ..Txn::default() }).await.expect("a write");
+        }
+        assert_eq!(ours.keys.sweep(&ours.client).await.expect("a sweep").directories, 1);
+        assert_eq!(all_keys(&ours).await, ["/v2//kept", "/v2/kept//a"]);
     });
 }
 

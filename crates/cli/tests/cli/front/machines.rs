@@ -41,6 +41,7 @@ impl Fronted {
     /// The URLs of the fronts, as `output` prints them.
     fn fronts(&self) -> Vec<String> {
         let known = self.0.quorate(&["output", "c"]).ok().json();
+        assert_eq!(known["url"], known["fronts"][0], "without a balancer a front is the one address");
         known["fronts"].as_array().expect("fronts").iter().filter_map(|url| url.as_str().map(str::to_owned)).collect()
     }
 

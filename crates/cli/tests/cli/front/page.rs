@@ -6,7 +6,8 @@ use std::process::Command;
 use serde_json::{Value, json};
 
 use super::{Front, PASSWORDS};
-use crate::common::{Run, newest};
+use crate::common::{Run, address, newest};
+use crate::discovery::{self, Service};
 
 const URL: &str = "<<load-balancer-url>>";
 
@@ -59,4 +60,36 @@ fn every_line_of_the_modules_page_works_through_one_url() {
             assert!(follower["counts"]["fail"].is_u64() && follower["counts"]["success"].is_u64(), "{stats}");
         }
     }
+}
+
+/// The page's "Discovery URL JSON", with the names and addresses of these members.
+#[test]
+fn the_discovery_url_shows_who_has_registered_as_on_the_modules_page() {
+    let service = Service::start();
+    let url = service.token(3);
+    let empty = service.registry(&url)["node"].clone();
+    let members = [1, 2, 3].map(|number| service.member_v2(&discovery::version("3.5"), number, &url));
+    discovery::all_healthy(&members);
+    let shown = service.registry(&url);
+
+    let key = format!("/_etcd/registry/{}", discovery::token(&url));
+    let nodes = shown["node"]["nodes"].as_array().expect("members");
+    let of_directory = json!({
+        "key": key, "dir": true, "nodes": nodes,
+        "modifiedIndex": empty["modifiedIndex"], "createdIndex": empty["createdIndex"],
+    });
+    assert_eq!(shown, json!({"action": "get", "node": of_directory}));
+    let mut values = Vec::new();
+    for node in nodes {
+        let (name, value, index) = (node["key"].as_str(), node["value"].as_str(), node["createdIndex"].as_u64());
+        let (name, value) = (name.expect("a key"), value.expect("a value"));
+        let id = name.strip_prefix(&format!("{key}/")).expect("in the directory");
+        assert!(u64::from_str_radix(id, 16).is_ok(), "{id}");
+        assert!(index > empty["createdIndex"].as_u64(), "{shown}");
+        assert_eq!(*node, json!({"key": name, "value": value, "modifiedIndex": index, "createdIndex": index}));
+        values.push(value.to_owned());
+    }
+    values.sort();
+    let peer = |number: u8| format!("m{number}=http://{}:2380", address(100 + number));
+    assert_eq!(values, [peer(1), peer(2), peer(3)]);
 }

@@ -4,7 +4,7 @@ use std::process::{Child, Command, Stdio};
 
 use serde_json::json;
 
-use super::{AUTH, Front, base64, curl};
+use super::{AUTH, Front, PASSWORDS, base64, curl, v2};
 use crate::common::{eventually, newest};
 
 struct Slow(Child);
@@ -54,4 +54,38 @@ fn answers_that_nobody_reads_take_a_bounded_part_of_the_memory() {
     assert_eq!(curl(&ca, &flags, &url, Some(&small)).0, 200, "what is small is answered all the same");
     drop(clients);
     eventually("there is room again", 20, || ask() == 200);
+}
+
+/// curl stops reading when the pipe behind it is full.
+fn unread(front: &Front, flags: &[&str], path: &str) -> Slow {
+    let mut command = Command::new("curl");
+    command.args(["-sSN", "--cacert", &front.ca(), "-u", "app:correct horse"]).args(flags).arg(front.url(path));
+    Slow(command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("curl runs"))
+}
+
+#[test]
+fn watchers_that_do_not_read_hold_up_nobody_and_are_ended() {
+    let front = Front::up(&newest(), "client_auth: password", &PASSWORDS.replace("/a/", "/v2/"), &[]);
+    let watch = json!({"create_request": {"key": base64("/v2/"), "range_end": base64("/v20")}}).to_string();
+    let mut watchers = Vec::new();
+    for _ in 0..8 {
+        watchers.push(unread(&front, &[], "/v2/keys/?wait=true&recursive=true&stream=true"));
+        watchers.push(unread(&front, &["-d", &watch], "/v3/watch"));
+    }
+    let waiting = || v2(&front, "/v2/stats/store", &[]).1["watchers"].as_u64();
+    eventually("they wait", 30, || waiting() == Some(8));
+    let large = format!("@{}", front.sandbox.file("large", &format!("value={}", "x".repeat(1_000_000))).display());
+    for number in 0..20 {
+        let (status, answer) = v2(&front, &format!("/v2/keys/large/{number}"), &["-XPUT", "--data-binary", &large]);
+        assert_eq!(status, 201, "{answer}");
+    }
+    // The same user, over the connections that the front's own probes use.
+    eventually("watchers that do not read are ended", 120, || {
+        let (status, answer) = v2(&front, "/v2/keys/large/1", &[]);
+        assert_eq!(status, 200, "{answer}");
+        waiting() == Some(0)
+    });
+    let log = front.log();
+    assert!(log.contains("does not read its answer") && !log.contains("does not serve"), "{log}");
+    drop(watchers);
 }
