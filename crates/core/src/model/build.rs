@@ -35,6 +35,11 @@ impl Build {
         Build(parts.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect())
     }
 
+    /// What this part is.
+    pub fn part(&self, name: &str) -> Option<&str> {
+        self.0.get(name).map(String::as_str)
+    }
+
     /// Where the data is that outlives the machine.
     pub fn data(&self) -> Option<String> {
         let volume = self.0.get(DATA_VOLUME)?;

@@ -8,10 +8,10 @@ use serde_json::{Value, json};
 use tokio::time::sleep;
 
 use super::catalogue::Service::Compute;
-use super::error::OpenstackError;
+use super::error::{OpenstackError, check_room};
 use super::server::{Server, marked, tag};
 use super::session::Call;
-use super::{LINGERING, Openstack, one_of};
+use super::{LINGERING, Openstack, one_of, text};
 use crate::marks::Mark;
 use crate::web::escaped;
 
@@ -19,6 +19,8 @@ use crate::web::escaped;
 pub(super) const VERSION: &str = "2.64";
 /// The last version that puts files on the config drive.
 pub(super) const CREATING: &str = "2.56";
+/// How many files a server gets: its seed and what is next to it.
+const FILES: u64 = 2;
 /// Nova waits a minute for a guest to shut down before it switches it off.
 const STOPPING: Duration = Duration::from_secs(180);
 const STARTING: Duration = Duration::from_secs(180);
@@ -37,10 +39,24 @@ impl Openstack {
         Ok(marked.into_iter().filter(|(_, mark)| mark.cluster_id == self.cluster_id).collect())
     }
 
+    /// None: it is gone.
     pub(super) async fn look_at(&self, server: &Server) -> Result<Option<Server>, OpenstackError> {
-        let doing = format!("read {}", server.name);
-        let found = self.session()?.get(&doing, Compute, &server.path(), Some(VERSION)).await?;
-        Ok(found.and_then(|found| Server::read(found.get("server")?)))
+        let found = self.find_server(&format!("read {}", server.name), &server.id).await?;
+        Ok(found.as_ref().and_then(Server::read))
+    }
+
+    /// The server with this id. It is gone when a list lacks it too: a gateway answers 404 for a service that is away.
+    pub(super) async fn find_server(&self, doing: &str, id: &str) -> Result<Option<Value>, OpenstackError> {
+        let session = self.session()?;
+        let path = format!("/servers/{}", escaped(id));
+        if let Some(mut found) = session.get(doing, Compute, &path, Some(VERSION)).await? {
+            let (doing, why) = (doing.to_owned(), String::from("it has no server"));
+            let server = found.get_mut("server").map(Value::take);
+            return server.map(Some).ok_or(OpenstackError::Unreadable { doing, why });
+        }
+        // All of the project: somebody may have taken the tag off.
+        let all = session.list("list servers", Compute, "/servers/detail", "servers", Some(VERSION)).await?;
+        Ok(all.into_iter().find(|server| text(server, "id").as_deref() == Some(id)))
     }
 
     /// Adds to the metadata of a server, or changes it.
@@ -144,8 +160,7 @@ impl Openstack {
             self.bring_back(&now, doing, action).await?;
         }
         match self.action(&now, "stop", json!({ "os-stop": null })).await {
-            Err(error) if error.is_absent() => return Ok(()),
-            Err(error) if error.is_conflict() => match self.look_at(server).await? {
+            Err(error) if error.is_conflict() || error.is_absent() => match self.look_at(server).await? {
                 Some(now) if now.power() == PowerState::Off => return Ok(()),
                 Some(now) => return Err(now.hindrance().unwrap_or(error)),
                 None => return Ok(()),
@@ -159,15 +174,15 @@ impl Openstack {
     /// Returns when it is gone.
     pub(super) async fn delete_server(&self, server: &Server) -> Result<(), OpenstackError> {
         let doing = format!("delete {}", server.name);
-        let asked = self.session()?.delete(&doing, Compute, &server.path()).await;
+        let asked = self.session()?.change(Call::new(doing, Compute, Method::DELETE, server.path())).await;
         match asked.map_err(|error| unless_locked(server, error)) {
-            // It is being deleted already.
-            Err(error) if error.is_conflict() => match self.look_at(server).await? {
+            // It is being deleted already, or is gone.
+            Err(error) if error.is_conflict() || error.is_absent() => match self.look_at(server).await? {
                 Some(now) if now.power() == PowerState::Stopping => {}
                 Some(_) => return Err(error),
                 None => return Ok(()),
             },
-            deleted => deleted?,
+            deleted => drop(deleted?),
         }
         let within = if server.power() == PowerState::Stopping { self.deleting.min(LINGERING) } else { self.deleting };
         let kept = self.wait(server, within, |now| now.status == "SOFT_DELETED").await?;
@@ -194,11 +209,21 @@ impl Openstack {
     /// Checks that the service knows the microversions that quorate uses.
     pub(super) async fn check_version(&self) -> Result<(), OpenstackError> {
         let found = self.session()?.get("ask for the versions of the compute service", Compute, "/", None).await?;
-        let newest = found.as_ref().and_then(|found| found.pointer("/version/version")?.as_str()).unwrap_or_default();
-        let number = |version: &str| version.split_once('.').and_then(|(_, minor)| minor.parse::<u32>().ok());
-        // Without a version it is older than all of them.
-        if number(newest) < number(VERSION) {
-            return Err(OpenstackError::TooOld { found: newest.to_owned(), needed: VERSION });
+        let told = |field: &str| {
+            let told = found.as_ref().and_then(|found| found.get("version")?.get(field)?.as_str());
+            // Without a version it is older than all of them.
+            told.filter(|version| !version.is_empty()).unwrap_or("2.0").to_owned()
+        };
+        let number = |version: &str| {
+            let (major, minor) = version.split_once('.')?;
+            Some((major.parse::<u32>().ok()?, minor.parse::<u32>().ok()?))
+        };
+        let (oldest, newest) = (told("min_version"), told("version"));
+        if number(&newest) < number(VERSION) {
+            return Err(OpenstackError::TooOld { found: newest, needed: VERSION });
+        }
+        if number(&oldest) > number(CREATING) {
+            return Err(OpenstackError::TooNew { found: oldest, needed: CREATING });
         }
         Ok(())
     }
@@ -231,24 +256,39 @@ impl Openstack {
         Err(OpenstackError::Missing { what: "key pair", name: name.to_owned(), names: names.collect() })
     }
 
-    /// Whether the quota has room for one more server.
-    pub(super) async fn check_compute_quota(&self, member: &str, flavor: &Flavor) -> Result<(), OpenstackError> {
+    /// Whether the quota has room for one more server, which gets files of at most this many bytes.
+    pub(super) async fn check_compute_quota(
+        &self,
+        member: &str,
+        flavor: &Flavor,
+        file: u64,
+    ) -> Result<(), OpenstackError> {
         let limits = self.session()?.get("ask for the quota", Compute, "/limits", None).await?.unwrap_or_default();
         let number = |field: &str| limits.pointer("/limits/absolute").and_then(|all| all.get(field)?.as_i64());
-        let needs: [(&'static str, &str, &str, u64, &str); 3] = [
+        let needs: [(&'static str, &str, &str, u64, &str); 5] = [
             ("instances", "maxTotalInstances", "totalInstancesUsed", 1, ""),
             ("cores", "maxTotalCores", "totalCoresUsed", flavor.cores, ""),
             ("memory", "maxTotalRAMSize", "totalRAMUsed", flavor.memory, " MiB"),
+            ("injected files", "maxPersonality", "", FILES, ""),
+            ("bytes of an injected file", "maxPersonalitySize", "", file, ""),
         ];
         for (what, most, used, needed, unit) in needs {
-            let (Some(most), Some(used)) = (number(most).filter(|most| *most >= 0), number(used)) else { continue };
-            let left = u64::try_from(most - used).unwrap_or_default();
-            if needed > left {
-                let (left, needed) = (format!("{left}{unit}"), format!("{needed}{unit}"));
-                return Err(OpenstackError::NoRoom { what, left, member: member.to_owned(), needed });
-            }
+            let used = if used.is_empty() { Some(0) } else { number(used) };
+            let Some((most, used)) = number(most).zip(used) else { continue };
+            check_room(what, (most, used), needed, unit, member)?;
         }
-        Ok(())
+        let Some(policy) = self.settings.spread.policy() else { return Ok(()) };
+        let group = self.groups().await?.into_iter().find(|group| text(group, "policy").as_deref() == Some(policy));
+        let (what, most, used) = match group {
+            None => ("server groups", number("maxServerGroups"), number("totalServerGroupsUsed")),
+            Some(group) => {
+                let members = group.get("members").and_then(Value::as_array).map(Vec::len);
+                let members = members.and_then(|count| i64::try_from(count).ok());
+                ("members of a server group", number("maxServerGroupMembers"), members)
+            }
+        };
+        let Some(numbers) = most.zip(used) else { return Ok(()) };
+        check_room(what, numbers, 1, "", member)
     }
 
     /// The name of the cluster's server group. A group has no metadata, so its name has the cluster's ID.

@@ -3,6 +3,7 @@
 //! server can be created.
 
 use std::borrow::Cow;
+use std::net::IpAddr;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -11,6 +12,7 @@ use quorate_agent::api::boot::{MACHINE_FILE, SEED_FILE};
 use quorate_agent::boot::PLACED_SEED;
 use quorate_core::model::MachineId;
 use quorate_core::providers::Settings;
+use quorate_core::providers::openstack::VOLUME_ZONE;
 use quorate_core::spec::{MemberSpec, Size};
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -21,7 +23,7 @@ use super::error::OpenstackError;
 use super::network::Port;
 use super::server::{Server, tag};
 use super::session::Call;
-use super::volumes::Role;
+use super::volumes::{Role, Volume};
 use super::{Openstack, one_of, text};
 use crate::marks::{Mark, State};
 use crate::seed_disk::user_data;
@@ -40,12 +42,11 @@ struct Prepared {
     data: DataDisk,
 }
 
-#[derive(Clone, PartialEq, Eq)]
 enum DataDisk {
     None,
     New(Size),
-    /// The volume of the member's last machine, by id.
-    Kept(String),
+    /// The volume of the member's last machine, and the size that the spec wants.
+    Kept(Volume, Size),
 }
 
 /// Volumes of a server, by id.
@@ -75,9 +76,9 @@ impl Openstack {
             _ => None,
         };
         let data = match (kept, size) {
-            (Some(volume), _) => DataDisk::Kept(volume.id),
+            (Some(volume), Some(size)) => DataDisk::Kept(volume, size),
             (None, Some(size)) => DataDisk::New(size),
-            (None, None) => DataDisk::None,
+            (_, None) => DataDisk::None,
         };
         let root_size = self.settings.root_size_of(member);
         let new_data = if let DataDisk::New(size) = data { Some(size) } else { None };
@@ -86,7 +87,8 @@ impl Openstack {
             self.check_volume_quota(member.name.as_str(), &sizes).await?;
         }
         let flavor = self.flavor(self.settings.flavor_of(member)).await?;
-        self.check_compute_quota(member.name.as_str(), &flavor).await?;
+        self.check_compute_quota(member.name.as_str(), &flavor, self.longest_file(new)).await?;
+        self.check_network_quota(new, member).await?;
         if let Some(name) = &self.settings.key_pair {
             self.check_key_pair(name).await?;
         }
@@ -141,27 +143,13 @@ impl Openstack {
         let ports = self.ports_for(new, member).await?;
         self.put_floating(new, member, &ports[0]).await?;
         let mut mark = self.mark(new, member, &prepared.flavor, &ports[0]);
-        let data = match &prepared.data {
-            DataDisk::None => None,
-            DataDisk::Kept(id) => Some(id.clone()),
-            DataDisk::New(size) => {
-                let id = self.make_volume(&new.id, new.fence, Role::Data, *size, None).await?;
-                // A draft takes it along when it is deleted. Data that is to stay is not the draft's to lose.
-                mark.data = Some(id.clone());
-                Some(id)
-            }
-        };
-        let root = match prepared.root_size {
-            Some(size) => Some(self.make_volume(&new.id, new.fence, Role::Boot, size, Some(&prepared.image)).await?),
-            None => None,
-        };
-        let disks = Disks { root, data: data.clone() };
+        let disks = self.disks(new, member, &prepared, &mut mark).await?;
         let server =
             self.build(name, new, self.description(name, new, member, &prepared, &disks, ports, &mark)).await?;
-        if let Some(volume) = &data {
+        for volume in disks.root.iter().chain(&disks.data) {
             self.mark_volume(volume, State::Whole).await?;
         }
-        (mark.state, mark.data) = (State::Whole, data);
+        (mark.state, mark.data) = (State::Whole, disks.data);
         self.set_metadata(&server, &json!(mark.parts())).await?;
         // What the member's earlier machines have left is of no use from now on.
         let used: Vec<String> = used.into_iter().chain(mark.data).collect();
@@ -171,12 +159,51 @@ impl Openstack {
         Ok(())
     }
 
+    /// Makes the volumes of a machine, and says in its mark what they are.
+    async fn disks(
+        &self,
+        new: &NewMachine<'_>,
+        member: &MemberSpec,
+        prepared: &Prepared,
+        mark: &mut Mark,
+    ) -> Result<Disks, ProviderError> {
+        let wanted = self.settings.volume_zone_of(member);
+        let mut zone = None;
+        let data = match &prepared.data {
+            DataDisk::None => None,
+            DataDisk::Kept(volume, size) => {
+                zone.clone_from(&volume.zone);
+                mark.build = mark.build.take().map(|build| volume.kept_in(&build, *size));
+                Some(volume.id.clone())
+            }
+            DataDisk::New(size) => {
+                let made = self.make_volume(&new.id, new.fence, Role::Data, *size, wanted, None).await?;
+                zone = made.zone;
+                // A draft takes it along when it is deleted. Data that is to stay is not the draft's to lose.
+                mark.data = Some(made.id.clone());
+                Some(made.id)
+            }
+        };
+        let mut root = None;
+        if let Some(size) = prepared.root_size {
+            let image = Some(prepared.image.as_str());
+            let made = self.make_volume(&new.id, new.fence, Role::Boot, size, wanted, image).await?;
+            zone = zone.or(made.zone);
+            root = Some(made.id);
+        }
+        // Also where the spec does not say it: if it does so later, the volume may be there already.
+        if let Some(zone) = zone {
+            mark.build = mark.build.take().map(|build| build.with(VOLUME_ZONE, &zone));
+        }
+        Ok(Disks { root, data })
+    }
+
     async fn volumes_left(
         &self,
         member: &MemberSpec,
         machine: &MachineId,
         used: &[String],
-    ) -> Result<Vec<super::volumes::Volume>, OpenstackError> {
+    ) -> Result<Vec<Volume>, OpenstackError> {
         match self.settings.data_size_of(member) {
             Some(_) => self.left_by(&machine.member, used).await,
             None => Ok(Vec::new()),
@@ -270,6 +297,14 @@ impl Openstack {
         json!([file(SEED_FILE, &seed), file(MACHINE_FILE, &machine)])
     }
 
+    /// How long the longest of its files is, whatever its address is.
+    fn longest_file(&self, new: &NewMachine<'_>) -> u64 {
+        let longest = IpAddr::from([0xffff_u16; 8]);
+        let seed = serde_json::to_vec(&new.seed(self.spec.name.as_str(), &self.cluster_id, longest));
+        let machine = serde_json::to_vec(&self.machine(new, Vec::new(), None));
+        seed.into_iter().chain(machine).map(|file| file.len() as u64).max().unwrap_or_default()
+    }
+
     /// The `machine.json` of its seed.
     fn machine(&self, new: &NewMachine<'_>, interfaces: Vec<boot::Interface>, data: Option<&str>) -> boot::Machine {
         let admin = self.settings.admin.as_ref().map(|admin| boot::Admin {
@@ -290,27 +325,5 @@ impl Openstack {
 }
 
 #[cfg(test)]
-mod tests {
-    use quorate_core::kinds::etcd::spec::ClientAuth;
-    use quorate_core::kinds::etcd::versions;
-    use quorate_core::model::Ledger;
-    use quorate_core::spec;
-
-    use super::*;
-
-    #[test]
-    fn a_key_pair_keeps_the_user_that_it_lets_in() {
-        let user_data = |key_pair: Option<&str>| {
-            let spec = spec::generated("demo", 1, versions::DEFAULT, ClientAuth::Certificate).unwrap();
-            let ledger = Ledger::new(String::from("c1"), spec.clusters.into_iter().next().unwrap());
-            let settings = json!({ "image": "m", "flavor": "f", "network": "n", "key_pair": key_pair });
-            Openstack::new(&ledger, &serde_json::from_value(settings).unwrap()).user_data(None)
-        };
-        let users = |text: String| {
-            let config: Value = serde_json::from_str(text.strip_prefix("#cloud-config\n").unwrap()).unwrap();
-            config["users"].clone()
-        };
-        assert_eq!(users(user_data(Some("ada"))), json!(["default"]));
-        assert_eq!(users(user_data(None)), json!([]), "nobody can log in as that user");
-    }
-}
+#[path = "create_tests.rs"]
+mod tests;

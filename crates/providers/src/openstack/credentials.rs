@@ -140,9 +140,11 @@ impl Cloud {
             let why = String::from("`profile` is not supported: write `auth_url` into clouds.yaml");
             return Err(OpenstackError::Unsupported { cloud: name.to_owned(), why });
         }
-        let insecure =
-            top("verify").or_else(|| top("insecure").map(|yes| if yes == "true" { "false".into() } else { yes }));
-        if insecure.is_some_and(|verify| matches!(verify.to_lowercase().as_str(), "false" | "no" | "off" | "0")) {
+        let is_on = |field: &str| {
+            let said = top(field)?.to_lowercase();
+            Some(!matches!(said.as_str(), "false" | "f" | "no" | "n" | "off" | "0"))
+        };
+        if is_on("verify") == Some(false) || is_on("insecure") == Some(true) {
             let why = String::from("certificates are always verified: name the CA of the cloud in `cacert`");
             return Err(OpenstackError::Unsupported { cloud: name.to_owned(), why });
         }
@@ -353,9 +355,28 @@ clouds:
 
     #[test]
     fn a_cloud_whose_certificate_is_not_verified_is_refused() {
-        let (_kept, places) = files("clouds: {a: {verify: false, auth: {auth_url: 'https://x'}}}", "clouds: {}");
-        let said = Cloud::find_in(None, &nothing, &places).unwrap_err().to_string();
-        assert!(said.contains("certificates are always verified"), "{said}");
+        let refused = |setting: &str| {
+            let (_kept, places) =
+                files(&format!("clouds: {{a: {{{setting}, auth: {{auth_url: 'https://x'}}}}}}"), "clouds: {}");
+            let said = Cloud::find_in(None, &nothing, &places).unwrap_err().to_string();
+            said.contains("certificates are always verified")
+        };
+        for setting in
+            ["verify: false", "verify: 'No'", "insecure: true", "insecure: 'True'", "insecure: 1", "insecure: on"]
+        {
+            assert!(refused(setting), "{setting}");
+        }
+        for setting in
+            ["verify: true", "insecure: false", "insecure: 'False'", "insecure: 0", "insecure: off", "insecure: ''"]
+        {
+            assert!(!refused(setting), "{setting}");
+        }
+        let variable = |value: &'static str| {
+            move |name: &str| (name == "OS_INSECURE" || name == "OS_AUTH_URL").then(|| String::from(value))
+        };
+        let said = |value: &'static str| Cloud::of_environment(&variable(value)).unwrap_err().to_string();
+        assert!(said("1").contains("certificates are always verified"), "{}", said("1"));
+        assert!(said("0").contains("lack"), "{}", said("0"));
     }
 
     #[test]

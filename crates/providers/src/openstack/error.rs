@@ -29,6 +29,11 @@ pub enum OpenstackError {
         "the compute service knows API versions up to {found}, and quorate needs {needed}: OpenStack Rocky or later"
     )]
     TooOld { found: String, needed: &'static str },
+    #[error(
+        "the compute service knows API versions from {found}, and quorate needs {needed}: it is too new for this version \
+         of quorate"
+    )]
+    TooNew { found: String, needed: &'static str },
     #[error("OpenStack cannot be reached at {url} ({doing}): {why}")]
     Unreachable { doing: String, url: String, why: String, sent: bool },
     #[error("OpenStack refused to {doing} ({code}): {said}")]
@@ -106,6 +111,11 @@ pub enum OpenstackError {
     Stuck { what: Vec<String> },
     #[error("the volume {name} is in the state {status}; `openstack volume show {id}` may say why")]
     VolumeBroken { name: String, id: String, status: String },
+    #[error(
+        "the volume {name} was created in the zone {zone} and not in {wanted}: set `volume_zone` to one of `openstack \
+         availability zone list --volume`"
+    )]
+    OtherZone { name: String, zone: String, wanted: String },
     #[error("the spec has no member {member}")]
     NotInSpec { member: String },
 }
@@ -142,6 +152,22 @@ impl OpenstackError {
     pub(super) fn is_unsure(&self) -> bool {
         matches!(self, OpenstackError::Unreachable { sent: true, .. } | OpenstackError::Failed { .. })
     }
+}
+
+/// Whether a quota with this limit, of which so much is in use, has room for what is needed. A limit below 0 is none.
+pub(super) fn check_room(
+    what: &'static str,
+    (most, used): (i64, i64),
+    needed: u64,
+    unit: &str,
+    member: &str,
+) -> Result<(), OpenstackError> {
+    let left = u64::try_from(most - used).unwrap_or_default();
+    if most < 0 || needed <= left {
+        return Ok(());
+    }
+    let (left, needed, member) = (format!("{left}{unit}"), format!("{needed}{unit}"), member.to_owned());
+    Err(OpenstackError::NoRoom { what, left, member, needed })
 }
 
 fn several(what: &str) -> String {

@@ -158,6 +158,21 @@ impl Openstack {
         }
     }
 
+    /// How many floating IPs must be made for a member.
+    pub(super) async fn missing_floating(
+        &self,
+        new: &NewMachine<'_>,
+        member: &MemberSpec,
+    ) -> Result<usize, OpenstackError> {
+        match self.settings.floating_of(member) {
+            Some(Floating::Of(_)) => {
+                let is_there = self.own_floating().await?.iter().any(|own| own.member == new.id.member.seat());
+                Ok(usize::from(!is_there))
+            }
+            Some(Floating::Given(_)) | None => Ok(0),
+        }
+    }
+
     /// Where the operator's floating IP leads to.
     async fn given_floating(&self, id: &str) -> Result<Option<String>, OpenstackError> {
         let path = format!("/floatingips/{id}");

@@ -108,6 +108,16 @@ impl Openstack {
         Ok(groups)
     }
 
+    /// How many groups must be made.
+    pub(super) async fn missing_groups(&self) -> Result<usize, OpenstackError> {
+        let wanted = self.wanted_roles();
+        if wanted.is_empty() {
+            return Ok(0);
+        }
+        let there = self.own_groups().await?;
+        Ok(wanted.iter().filter(|role| !there.iter().any(|group| group.role == **role)).count())
+    }
+
     /// The groups of ports, by id: the operator's, or those that quorate makes. Machines that are made together share them.
     pub(super) async fn groups_of_ports(&self) -> Result<Vec<String>, OpenstackError> {
         if self.settings.security_groups.is_some() {

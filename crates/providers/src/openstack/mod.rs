@@ -29,8 +29,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use quorate_core::desire;
-use quorate_core::model::{Build, Ledger, MachineId, MachineSeen, MemberName, Opening};
-use quorate_core::providers::openstack::OpenstackSettings;
+use quorate_core::model::{Ledger, MachineId, MachineSeen, MemberName, Opening};
+use quorate_core::providers::Settings;
+use quorate_core::providers::openstack::{OpenstackSettings, VOLUME_ZONE, data_of};
 use quorate_core::spec::ClusterSpec;
 use serde_json::Value;
 
@@ -122,9 +123,13 @@ impl Openstack {
         Ok(ours.into_iter().find(|(_, mark)| mark.is_of(machine) && mark.state == State::Whole))
     }
 
-    fn seen(server: &Server, mark: Mark) -> (MemberName, MachineSeen) {
-        let data = mark.build.as_ref().and_then(Build::data);
-        let build = server.build(&mark);
+    fn seen(&self, server: &Server, mark: Mark) -> (MemberName, MachineSeen) {
+        let member = self.spec.machine(mark.member.seat());
+        let wanted = member.and_then(|member| self.settings.build(&member));
+        let is_bound = wanted.is_some_and(|wanted| wanted.part(VOLUME_ZONE).is_some());
+        // Where the spec says no zone, each is as good as the others.
+        let build = server.build(&mark).map(|build| if is_bound { build } else { build.without(VOLUME_ZONE) });
+        let data = build.as_ref().and_then(data_of);
         let Mark { cluster_id, member, incarnation, address, .. } = mark;
         let (headless, outdated, address, place) = (server.is_frozen(), false, Some(address), None);
         let power = server.power();
@@ -141,7 +146,7 @@ impl Provider for Openstack {
     async fn machines(&self) -> Result<Machines, ProviderError> {
         let marked = if self.only_looks { self.marked_in_common().await? } else { self.marked().await? };
         let whole = marked.into_iter().filter(|(_, mark)| mark.state == State::Whole);
-        let found = whole.map(|(server, mark)| Self::seen(&server, mark)).collect();
+        let found = whole.map(|(server, mark)| self.seen(&server, mark)).collect();
         Ok(Machines { found, ..Machines::default() })
     }
 
@@ -163,7 +168,7 @@ impl Provider for Openstack {
     async fn create(&self, new: &NewMachine<'_>) -> Result<(), ProviderError> {
         let mut ours = self.ours().await?;
         let mut ports = self.ports().await?;
-        ports.retain(|port| port.machine == new.id);
+        ports.retain(|port| port.machine.as_ref() == Some(&new.id));
         let unlisted = self.unlisted(&ours, &ports.iter().collect::<Vec<_>>()).await?;
         ours.extend(unlisted);
         let there = ours.iter().find(|(_, mark)| mark.is_of(&new.id) && mark.state == State::Whole);
@@ -229,6 +234,12 @@ impl Provider for Openstack {
             // Without `spread` now there may never have been one, in a cloud that does not offer them.
             Err(error) if self.settings.spread.policy().is_none() && (error.is_absent() || error.is_forbidden()) => {}
             deleted => deleted?,
+        }
+        // Whoever forgets the cluster forgets these too.
+        let ports = self.ports().await?.into_iter().map(|port| format!("the port {} is still there", port.name));
+        let what: Vec<String> = ports.collect();
+        if !what.is_empty() {
+            return Err(OpenstackError::Stuck { what }.into());
         }
         match self.drop_groups(&[]).await? {
             used if used.is_empty() => Ok(()),

@@ -12,7 +12,7 @@ use reqwest::Method;
 use serde_json::{Value, json};
 
 use super::catalogue::Service::Network;
-use super::error::OpenstackError;
+use super::error::{OpenstackError, check_room};
 use super::session::Call;
 use super::{Openstack, one_of, text};
 use crate::marks::Mark;
@@ -70,8 +70,11 @@ pub(super) struct Port {
 #[derive(Clone, Debug)]
 pub(super) struct OwnPort {
     pub(super) id: String,
+    /// For people.
     pub(super) name: String,
-    pub(super) machine: MachineId,
+    mark: String,
+    /// None: it was made before marks said so, and its name no longer does.
+    pub(super) machine: Option<MachineId>,
     pub(super) fence: u64,
     /// The server that has it, by id.
     pub(super) device: Option<String>,
@@ -93,7 +96,8 @@ fn device(port: &Value) -> Option<String> {
 impl OwnPort {
     /// Whether a server with this mark has it.
     pub(super) fn is_of(&self, mark: &Mark) -> bool {
-        mark.port.as_ref() == Some(&self.id) || mark.is_of(&self.machine) && mark.fence == self.fence
+        let was_made_for = self.machine.as_ref().is_some_and(|machine| mark.is_of(machine) && mark.fence == self.fence);
+        was_made_for || mark.port.as_ref() == Some(&self.id)
     }
 }
 
@@ -192,7 +196,7 @@ impl Openstack {
         })
     }
 
-    /// The mark of the cluster's ports, by which they are listed.
+    /// What the marks of all that the network service has of this cluster begin with.
     pub(super) fn port_mark(&self) -> String {
         format!("quorate {}", self.cluster_id)
     }
@@ -201,27 +205,64 @@ impl Openstack {
         format!("{}-{}.{}.{fence}", self.spec.name, machine.member, machine.incarnation)
     }
 
-    /// Ports that were made for this cluster, in one list.
+    /// The mark of a port: for which machine and under which fencing number it was made, and its place among the
+    /// machine's ports.
+    fn port_mark_of(&self, new: &NewMachine<'_>, place: usize) -> String {
+        let MachineId { member, incarnation } = &new.id;
+        format!("{} port {member} {incarnation} {} {place}", self.port_mark(), new.fence)
+    }
+
+    /// For which machine, and under which fencing number, a port with this mark was made. None: it has no mark of this
+    /// cluster.
+    fn made_for(&self, mark: &str, name: &str) -> Option<(Option<MachineId>, u64)> {
+        let rest = mark.strip_prefix(&self.port_mark())?;
+        if rest.is_empty() {
+            // As ports were marked before. Whatever is not known of it, it is older than all that is.
+            return Some(self.made_for_by_name(name).map_or((None, 0), |(machine, fence)| (Some(machine), fence)));
+        }
+        let words: Vec<&str> = rest.strip_prefix(" port ")?.split(' ').collect();
+        let [member, incarnation, fence, _] = words[..] else { return None };
+        Some((Some(MachineId::new(&member.into(), incarnation.parse().ok()?)), fence.parse().ok()?))
+    }
+
+    fn made_for_by_name(&self, name: &str) -> Option<(MachineId, u64)> {
+        let mut parts = name.strip_prefix(&format!("{}-", self.spec.name))?.rsplitn(3, '.');
+        let fence = parts.next()?;
+        // Further ports are numbered.
+        let fence = fence.split_once('-').map_or(fence, |(fence, _)| fence).parse().ok()?;
+        let incarnation = parts.next()?.parse().ok()?;
+        Some((MachineId::new(&parts.next()?.into(), incarnation), fence))
+    }
+
+    /// Ports that were made for this cluster, in one list of the project's: neutron cannot look for a part of a
+    /// description.
     pub(super) async fn ports(&self) -> Result<Vec<OwnPort>, OpenstackError> {
+        const FIELDS: [&str; 9] = [
+            "id",
+            "name",
+            "description",
+            "project_id",
+            "device_id",
+            "status",
+            "security_groups",
+            "allowed_address_pairs",
+            "port_security_enabled",
+        ];
         let session = self.session()?;
         let project = session.project().await?;
-        let mark = escaped(&self.port_mark());
-        let path = format!("/ports?project_id={}&description={mark}", escaped(&project));
+        let fields: String = FIELDS.map(|field| format!("&fields={field}")).concat();
+        let path = format!("/ports?project_id={}{fields}", escaped(&project));
         let all = session.list("list ports", Network, &path, "ports", None).await?;
-        let beginning = format!("{}-", self.spec.name);
         let read = |port: &Value| {
-            let name = text(port, "name")?;
-            let mut parts = name.strip_prefix(&beginning)?.rsplitn(3, '.');
-            let fence = parts.next()?;
-            // Further ports are numbered.
-            let fence = fence.split_once('-').map_or(fence, |(fence, _)| fence).parse().ok()?;
-            let incarnation = parts.next()?.parse().ok()?;
-            let machine = MachineId::new(&parts.next()?.into(), incarnation);
+            let (id, name, mark) =
+                (text(port, "id")?, text(port, "name").unwrap_or_default(), text(port, "description")?);
+            let (machine, fence) = self.made_for(&mark, &name)?;
             let groups = port.get("security_groups").and_then(Value::as_array).into_iter().flatten();
             let pairs = port.get("allowed_address_pairs").and_then(Value::as_array).into_iter().flatten();
             Some(OwnPort {
-                id: text(port, "id")?,
-                name,
+                name: if name.is_empty() { id.clone() } else { name },
+                id,
+                mark,
                 machine,
                 fence,
                 device: device(port),
@@ -232,11 +273,38 @@ impl Openstack {
             })
         };
         // The owner of a network sees ports of other projects on it, which may have any description.
-        let is_marked = |port: &&Value| {
-            text(port, "description").as_deref() == Some(&self.port_mark())
-                && text(port, "project_id").is_none_or(|of| of == project)
+        let is_ours = |port: &&Value| text(port, "project_id").is_none_or(|of| of == project);
+        Ok(all.iter().filter(is_ours).filter_map(read).collect())
+    }
+
+    /// Whether the quota has room for the ports, the floating IP and the security groups that a machine needs. Not
+    /// every cloud tells.
+    pub(super) async fn check_network_quota(
+        &self,
+        new: &NewMachine<'_>,
+        member: &MemberSpec,
+    ) -> Result<(), OpenstackError> {
+        let session = self.session()?;
+        let path = format!("/quotas/{}/details", escaped(&session.project().await?));
+        let quota = match session.get("ask for the quota", Network, &path, None).await {
+            Err(OpenstackError::Refused { .. }) => return Ok(()),
+            quota => quota?.unwrap_or_default(),
         };
-        Ok(all.iter().filter(is_marked).filter_map(read).collect())
+        let Some(quota) = quota.get("quota") else { return Ok(()) };
+        let more = self.settings.more_ports_of(member).iter().filter(|port| port.port.is_none()).count();
+        let ports = more + usize::from(section(member).port.is_none());
+        let needs = [
+            ("ports", "port", ports),
+            ("floating IPs", "floatingip", self.missing_floating(new, member).await?),
+            ("security groups", "security_group", self.missing_groups().await?),
+        ];
+        for (what, field, needed) in needs {
+            let number = |of: &str| quota.get(field)?.get(of)?.as_i64();
+            let used = number("used").map(|used| used + number("reserved").unwrap_or_default());
+            let Some(numbers) = number("limit").zip(used) else { continue };
+            check_room(what, numbers, needed as u64, "", member.name.as_str())?;
+        }
+        Ok(())
     }
 
     /// The ports for a machine, each the operator's or a new one. The first has the machine's address.
@@ -249,8 +317,8 @@ impl Openstack {
         let first = match &section(member).port {
             Some(id) => self.given_port(&site, id, new).await?,
             None => {
-                let name = self.port_name(&new.id, new.fence);
-                self.new_port(&site, name, new.address).await?
+                let (name, mark) = (self.port_name(&new.id, new.fence), self.port_mark_of(new, 0));
+                self.new_port(&site, name, mark, new.address).await?
             }
         };
         let mut ports = vec![first];
@@ -259,7 +327,7 @@ impl Openstack {
                 (Some(network), _) => {
                     let place = self.place(network, wanted.subnet.as_deref()).await?;
                     let name = format!("{}-{}", self.port_name(&new.id, new.fence), n + 1);
-                    self.new_port(&place, name, wanted.address).await?
+                    self.new_port(&place, name, self.port_mark_of(new, n + 1), wanted.address).await?
                 }
                 (None, port) => self.further_given_port(port.as_deref().unwrap_or_default()).await?,
             };
@@ -310,7 +378,13 @@ impl Openstack {
         }
     }
 
-    async fn new_port(&self, place: &Place, name: String, address: Option<IpAddr>) -> Result<Port, ProviderError> {
+    async fn new_port(
+        &self,
+        place: &Place,
+        name: String,
+        mark: String,
+        address: Option<IpAddr>,
+    ) -> Result<Port, ProviderError> {
         let subnet = place.subnet(address)?;
         let mut fixed = json!({ "subnet_id": subnet.id });
         if let Some(address) = address {
@@ -321,7 +395,7 @@ impl Openstack {
         }
         let mut port = json!({
             "name": name,
-            "description": self.port_mark(),
+            "description": mark,
             "network_id": place.id,
             "fixed_ips": [fixed],
         });
@@ -334,7 +408,7 @@ impl Openstack {
             port["allowed_address_pairs"] = self.address_pairs();
         }
         let find = async || {
-            let found = self.ports().await?.into_iter().find(|port| port.name == name);
+            let found = self.ports().await?.into_iter().find(|port| port.mark == mark);
             let Some(found) = found else { return Ok(None) };
             self.session()?.get("read the port", Network, &format!("/ports/{}", found.id), None).await
         };

@@ -7,7 +7,7 @@ use std::time::Duration;
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper::service::service_fn;
-use hyper::{Request, Response};
+use hyper::{Method, Request, Response};
 use hyper_util::rt::TokioIo;
 use jiff::{SignedDuration, Timestamp};
 use quorate_core::Secret;
@@ -30,9 +30,11 @@ pub(super) enum Then {
 #[derive(Default)]
 pub(super) struct Script {
     pub(super) then: VecDeque<Then>,
-    /// What it answers after that, by method and path.
+    /// What it answers after that, by method and path, with its query or for any.
     pub(super) always: BTreeMap<String, Then>,
     pub(super) seen: Vec<String>,
+    /// Calls that changed anything, by method and path, with what was sent.
+    pub(super) sent: Vec<(String, Value)>,
     pub(super) tokens: usize,
     /// For how many seconds tokens are good.
     pub(super) good_for: i64,
@@ -67,7 +69,8 @@ pub(super) async fn serve(script: Shared) -> Session {
 async fn answer(request: Request<Incoming>, script: Shared) -> Result<Response<Full<Bytes>>, std::io::Error> {
     let (parts, body) = request.into_parts();
     let path = parts.uri.path().to_owned();
-    body.collect().await.map_err(std::io::Error::other)?;
+    let query = parts.uri.path_and_query().map(ToString::to_string).unwrap_or_default();
+    let body = body.collect().await.map_err(std::io::Error::other)?.to_bytes();
     let mut script = script.lock().unwrap();
     let response = Response::builder();
     if path == "/v3/auth/tokens" {
@@ -79,7 +82,11 @@ async fn answer(request: Request<Incoming>, script: Shared) -> Result<Response<F
     }
     let token = parts.headers.get("X-Auth-Token").and_then(|token| token.to_str().ok()).unwrap_or_default();
     script.seen.push(format!("{} {path} {token}", parts.method));
-    let always = script.always.get(&format!("{} {path}", parts.method)).cloned();
+    if parts.method != Method::GET {
+        script.sent.push((format!("{} {path}", parts.method), serde_json::from_slice(&body).unwrap_or_default()));
+    }
+    let told = |path: &str| script.always.get(&format!("{} {path}", parts.method)).cloned();
+    let always = told(&query).or_else(|| told(&path));
     match script.then.pop_front().or(always).unwrap_or(Then::Answer(200, json!({ "done": true }))) {
         Then::Answer(status, body) => Ok(response.status(status).body(Full::new(body.to_string().into())).unwrap()),
         Then::Redirect(to) => Ok(response.status(302).header("location", to).body(Full::default()).unwrap()),

@@ -14,7 +14,6 @@ use super::error::OpenstackError;
 use super::network::OwnPort;
 use super::server::{Server, marked, tag};
 use super::session::Call;
-use super::volumes::Volume;
 use crate::marks::{Mark, State, key};
 use crate::web::escaped;
 use crate::{Data, ProviderError};
@@ -48,13 +47,8 @@ impl Openstack {
                 changed => changed?,
             }
         }
-        // Once the server is gone, only its own mark says that the volume goes too.
-        if let Some(volume) = doomed {
-            match self.mark_volume(&volume, State::Going).await {
-                Err(error) if error.is_absent() => {}
-                changed => changed?,
-            }
-        }
+        // Once the server is gone, only their own marks say that its volumes go too.
+        self.doom_volumes(mark, doomed.as_deref()).await?;
         self.delete_server(server).await?;
         let ports = self.ports().await?.into_iter().filter(|port| port.is_of(mark)).map(|port| port.id);
         let mut ports: BTreeSet<String> = ports.collect();
@@ -68,10 +62,10 @@ impl Openstack {
     /// Deletes what is half deleted, and drafts, ports and volumes that are `doomed`: made under such a fencing number, for such a machine.
     /// What OpenStack does not finish deleting stays, with what belongs to it, and stops nothing else.
     pub(super) async fn sweep(&self, doomed: impl Fn(u64, Option<&MachineId>) -> bool) -> Result<Swept, ProviderError> {
-        let (mut kept, mut stuck) = (Vec::new(), Vec::new());
+        let (mut kept, mut stuck, mut servers) = (Vec::new(), Vec::new(), BTreeSet::new());
         let mut ours = self.ours().await?;
         let mut ports = self.ports().await?;
-        let suspects: Vec<&OwnPort> = ports.iter().filter(|port| doomed(port.fence, Some(&port.machine))).collect();
+        let suspects: Vec<&OwnPort> = ports.iter().filter(|port| doomed(port.fence, port.machine.as_ref())).collect();
         let unlisted = self.unlisted(&ours, &suspects).await?;
         ours.extend(unlisted);
         let is_left =
@@ -79,26 +73,29 @@ impl Openstack {
         let cleared = ours.iter().any(|(_, mark)| is_left(mark));
         for (server, mark) in ours {
             // Data that is to stay is not in such a mark.
-            if !is_left(&mark) {
-                kept.push(mark);
-            } else if let Some(why) = stuck_by(self.clear(&server, &mark, Data::Goes).await)? {
-                stuck.push(why);
-                kept.push(mark);
+            if is_left(&mark) {
+                match stuck_by(self.clear(&server, &mark, Data::Goes).await)? {
+                    Some(why) => stuck.push(why),
+                    None => continue,
+                }
             }
+            servers.insert(server.id);
+            kept.push(mark);
         }
         if cleared {
             ports = self.ports().await?;
         }
-        let is_used = |port: &&OwnPort| kept.iter().any(|mark| port.is_of(mark));
+        let is_used = |port: &&OwnPort| {
+            port.device.as_ref().is_some_and(|id| servers.contains(id)) || kept.iter().any(|mark| port.is_of(mark))
+        };
         let (used, unused): (Vec<&OwnPort>, Vec<&OwnPort>) = ports.iter().partition(is_used);
         let (gone, left): (Vec<_>, Vec<_>) =
-            unused.into_iter().partition(|port| doomed(port.fence, Some(&port.machine)));
+            unused.into_iter().partition(|port| doomed(port.fence, port.machine.as_ref()));
         for port in gone {
             self.delete_port(&port.id).await?;
         }
         self.keep_floating(&kept, |fence| doomed(fence, None)).await?;
-        let volumes: Vec<String> = kept.iter().filter_map(|mark| mark.data.clone()).collect();
-        stuck.extend(self.sweep_volumes(&volumes, |volume: &Volume| doomed(volume.fence(), None)).await?);
+        stuck.extend(self.sweep_volumes(&kept, doomed).await?);
         if !kept.is_empty() || !used.is_empty() || !left.is_empty() {
             return Ok(Swept { ports: Some(used.into_iter().chain(left).cloned().collect()), stuck });
         }
@@ -132,8 +129,7 @@ impl Openstack {
 
     /// The server that has a port of this cluster. One that is not a machine of the cluster is an error.
     async fn server_of(&self, port: &OwnPort, id: &str) -> Result<Option<(Server, Mark)>, OpenstackError> {
-        let path = format!("/servers/{}", escaped(id));
-        let found = self.session()?.get("look for the server of a port", Compute, &path, Some(VERSION)).await?;
+        let found = self.find_server("look for the server of a port", id).await?;
         let (port_name, server) = (port.name.clone(), id.to_owned());
         match found {
             None if port.is_up => Err(OpenstackError::UnknownServer { port: port_name, server }),
@@ -142,7 +138,7 @@ impl Openstack {
                 let is_ours = |(_, mark): &(Server, Mark)| {
                     mark.cluster == self.spec.name.as_str() && mark.cluster_id == self.cluster_id
                 };
-                let found = found.get("server").and_then(marked).filter(is_ours);
+                let found = marked(&found).filter(is_ours);
                 found.map(Some).ok_or(OpenstackError::Unmarked { port: port_name, server })
             }
         }

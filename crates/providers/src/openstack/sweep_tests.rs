@@ -11,6 +11,7 @@ use quorate_core::spec;
 use serde_json::{Value, json};
 
 use super::super::script::{Shared, Then, script, serve, status};
+use super::super::volumes::Volume;
 use super::*;
 use crate::Provider;
 
@@ -207,4 +208,158 @@ async fn a_volume_whose_deletion_was_asked_for_twice_is_deleted() {
     // Any other refusal is one.
     stage.script.lock().unwrap().then.extend([volume("available"), status(400), volume("available")]);
     stage.cluster.delete_volume(&found).await.unwrap_err();
+}
+
+/// A volume of the machine etcd-1.1.
+fn volume(role: &str, state: &str) -> Value {
+    let metadata = json!({
+        "quorate.cluster_id": "c1", "quorate.member": "etcd-1", "quorate.incarnation": "1", "quorate.fence": "1",
+        "quorate.role": role, "quorate.state": state,
+    });
+    json!({ "id": "v1", "name": "demo-volume", "status": "available", "attachments": [], "metadata": metadata })
+}
+
+const DELETE_VOLUME: &str = "DELETE /v3/p/volumes/v1";
+
+impl Stage {
+    /// Without ports, and with this server and this volume.
+    async fn with(servers: Value, volume: &Value) -> Self {
+        let stage = Stage::new("DOWN").await;
+        stage.always("GET /v2.0/ports", answer(json!({ "ports": [] })));
+        stage.always("GET /v2.1/servers/detail", answer(json!({ "servers": servers })));
+        stage.always("GET /v3/p/volumes/detail", answer(json!({ "volumes": [volume] })));
+        stage.always("GET /v3/p/volumes/v1", answer(json!({ "volume": volume })));
+        stage
+    }
+}
+
+#[tokio::test]
+async fn the_boot_volume_of_a_server_stays_whatever_cinder_says_of_it() {
+    let mut shelved = server(State::Whole, Value::Null);
+    shelved["status"] = json!("SHELVED_OFFLOADED");
+    let stage = Stage::with(json!([shelved]), &volume("boot", "draft")).await;
+    stage.cluster.admit(7).await.unwrap();
+    stage.cluster.dismiss(7).await.unwrap();
+    let changes = stage.changes();
+    assert!(
+        !changes.is_empty() && changes.iter().all(|change| change == "POST /v3/p/volumes/v1/metadata"),
+        "{changes:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_boot_volume_goes_when_its_incarnation_is_gone() {
+    let whole = volume("boot", "whole");
+    // Its server is not listed: whether somebody deleted it, or took its tag off, is not known.
+    let stage = Stage::with(json!([]), &whole).await;
+    stage.cluster.admit(7).await.unwrap();
+    stage.cluster.dismiss(7).await.unwrap();
+    assert_eq!(stage.changes(), Vec::<String>::new());
+    // Its member has another machine.
+    let mut next = server(State::Whole, Value::Null);
+    next["metadata"]["quorate.incarnation"] = json!("2");
+    let stage = Stage::with(json!([next]), &whole).await;
+    let _ = stage.cluster.admit(7).await;
+    assert_eq!(stage.changes(), [DELETE_VOLUME]);
+    // The machine, or the cluster, is removed.
+    let stage = Stage::with(json!([]), &whole).await;
+    let _ = stage.cluster.destroy(&MachineId::new(&"etcd-1".into(), 1), Data::Stays).await;
+    assert_eq!(stage.changes(), [DELETE_VOLUME]);
+    let stage = Stage::with(json!([]), &whole).await;
+    let _ = stage.cluster.forget().await;
+    assert_eq!(stage.changes(), [DELETE_VOLUME]);
+    // What a dead run left.
+    let stage = Stage::with(json!([]), &volume("boot", "draft")).await;
+    let _ = stage.cluster.admit(7).await;
+    assert_eq!(stage.changes(), [DELETE_VOLUME]);
+}
+
+#[tokio::test]
+async fn what_goes_with_a_machine_is_marked_before_its_server_is_deleted() {
+    let mut off = server(State::Whole, Value::Null);
+    off["status"] = json!("SHUTOFF");
+    let stage = Stage::with(json!([off]), &volume("boot", "whole")).await;
+    stage.always("GET /v2.1/servers/s1", answer(json!({ "server": off })));
+    let _ = stage.cluster.destroy(&MachineId::new(&"etcd-1".into(), 1), Data::Stays).await;
+    let changes = stage.changes();
+    let at = |change: &str| changes.iter().position(|made| made == change);
+    let marked = at("POST /v3/p/volumes/v1/metadata");
+    assert!(marked.is_some() && marked < at("DELETE /v2.1/servers/s1"), "{changes:?}");
+}
+
+#[tokio::test]
+async fn a_renamed_port_is_found_by_its_mark() {
+    let port = |description: &str| {
+        let port = json!({ "id": "p2", "name": "uplink", "description": description, "status": "DOWN" });
+        answer(json!({ "ports": [port] }))
+    };
+    // The second is how ports were marked before.
+    for mark in ["quorate c1 port etcd-1 1 1 0", "quorate c1"] {
+        let stage = Stage::new("DOWN").await;
+        stage.always("GET /v2.0/ports", port(mark));
+        let _ = stage.cluster.forget().await;
+        assert!(stage.changes().contains(&String::from("DELETE /v2.0/ports/p2")), "{mark}: {:?}", stage.changes());
+    }
+    for mark in ["quorate c10 port etcd-1 1 1 0", "quorate c1 member", "quorate c2", "uplink"] {
+        let stage = Stage::new("DOWN").await;
+        stage.always("GET /v2.0/ports", port(mark));
+        stage.cluster.forget().await.unwrap();
+        assert_eq!(stage.changes(), Vec::<String>::new(), "{mark}");
+    }
+}
+
+#[tokio::test]
+async fn every_port_of_a_server_goes_with_it_whatever_it_is_called() {
+    let stage = Stage::new("DOWN").await;
+    let port = |id: &str, mark: &str| json!({ "id": id, "name": id, "description": mark, "device_id": "s1" });
+    let ports = json!([port("p1", "quorate c1 port etcd-1 1 1 0"), port("p2", "quorate c1 port etcd-1 1 1 1")]);
+    stage.always("GET /v2.0/ports", answer(json!({ "ports": ports })));
+    let there = answer(json!({ "servers": [server(State::Whole, Value::Null)] }));
+    stage.always("GET /v2.1/servers/detail?tags=quorate.demo", there);
+    stage.always("GET /v2.1/servers/s1", status(404));
+    let _ = stage.cluster.destroy(&MachineId::new(&"etcd-1".into(), 1), Data::Goes).await;
+    let changes = stage.changes();
+    for port in ["DELETE /v2.0/ports/p1", "DELETE /v2.0/ports/p2"] {
+        assert!(changes.contains(&String::from(port)), "{changes:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_server_is_gone_when_a_list_lacks_it_and_not_when_a_gateway_says_so() {
+    let machine = MachineId::new(&"etcd-1".into(), 1);
+    let there = answer(json!({ "servers": [server(State::Whole, Value::Null)] }));
+    // A list that shows it, and none at all.
+    for listed in [there.clone(), status(404)] {
+        let stage = Stage::new("DOWN").await;
+        stage.always("GET /v2.1/servers/detail", listed);
+        stage.always("GET /v2.1/servers/detail?tags=quorate.demo", there.clone());
+        for call in ["GET /v2.1/servers/s1", "DELETE /v2.1/servers/s1", "POST /v2.1/servers/s1/metadata"] {
+            stage.always(call, status(404));
+        }
+        stage.cluster.destroy(&machine, Data::Goes).await.unwrap_err();
+        assert!(!stage.changes().iter().any(|change| change.contains("/ports/")), "{:?}", stage.changes());
+    }
+    // It lost its tag, and its port is suspected to be left over.
+    let stage = Stage::new("DOWN").await;
+    stage.always("GET /v2.1/servers/detail", there);
+    stage.always("GET /v2.1/servers/detail?tags=quorate.demo", answer(json!({ "servers": [] })));
+    stage.always("GET /v2.1/servers/s1", status(404));
+    stage.cluster.admit(7).await.unwrap();
+    assert_eq!(stage.changes(), ["PUT /v2.1/servers/s1/tags/quorate.demo"]);
+}
+
+#[tokio::test]
+async fn a_cluster_is_not_forgotten_while_lists_show_what_it_has() {
+    let gone = || status(404);
+    let stage = Stage::with(json!([]), &volume("data", "whole")).await;
+    stage.always("GET /v3/p/volumes/v1", gone());
+    stage.always(DELETE_VOLUME, gone());
+    let said = stage.cluster.forget().await.unwrap_err().to_string();
+    assert!(said.contains("demo-volume"), "{said}");
+    let stage = Stage::new("DOWN").await;
+    for call in ["GET /v2.1/servers/s1", "DELETE /v2.0/ports/p1"] {
+        stage.always(call, gone());
+    }
+    let said = stage.cluster.forget().await.unwrap_err().to_string();
+    assert!(said.contains("demo-etcd-1.1.1"), "{said}");
 }

@@ -88,6 +88,7 @@ fn names(settings: &OpenstackSettings, at: &impl Fn(&str) -> String, found: &mut
         ("key_pair", settings.key_pair.as_ref()),
         ("availability_zone", settings.availability_zone.as_ref()),
         ("volume_type", settings.volume_type.as_ref()),
+        ("volume_zone", settings.volume_zone.as_ref()),
     ];
     let groups = settings.security_groups.iter().flatten().enumerate();
     let groups = groups.map(|(n, name)| (format!("security_groups[{n}]"), Some(name)));
@@ -127,6 +128,7 @@ fn member(settings: &OpenstackSettings, cluster: &Cluster, (entry, member): (&st
     let named = [
         ("flavor", &server.flavor),
         ("availability_zone", &server.availability_zone),
+        ("volume_zone", &server.volume_zone),
         ("floating_network", &server.floating_network),
     ];
     for (field, name) in named.into_iter().filter_map(|(field, name)| Some((field, name.as_ref()?))) {

@@ -59,7 +59,8 @@ pub struct OpenstackSettings {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
     pub key_pair: Option<String>,
-    /// The availability zone of each server; a member may have another. If absent, OpenStack chooses.
+    /// The availability zone of each server; a member may have another. If absent, OpenStack chooses. Volumes do not
+    /// follow it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
     pub availability_zone: Option<String>,
@@ -86,6 +87,11 @@ pub struct OpenstackSettings {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
     pub volume_type: Option<String>,
+    /// The availability zone of volumes; a member may have another. Its zones may have other names than those of
+    /// servers. If absent, OpenStack chooses.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1))]
+    pub volume_zone: Option<String>,
     /// How long to wait for a server to be built, to boot, and for its agent to answer.
     #[serde(default = "default_boot_patience")]
     pub boot_patience: Millis,
@@ -205,6 +211,10 @@ pub struct ServerSettings {
     /// The size of its data volume. If absent, that of the provider.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub data_size: Option<Size>,
+    /// The availability zone of its volumes. If absent, that of the provider.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1))]
+    pub volume_zone: Option<String>,
 }
 
 static NO_SECTION: ServerSettings = ServerSettings {
@@ -216,6 +226,7 @@ static NO_SECTION: ServerSettings = ServerSettings {
     floating_ip: None,
     root_size: None,
     data_size: None,
+    volume_zone: None,
 };
 
 /// The section of a member; empty where there is none.
@@ -238,6 +249,10 @@ impl OpenstackSettings {
         section(member).availability_zone.as_deref().or(self.availability_zone.as_deref())
     }
 
+    pub fn volume_zone_of<'a>(&'a self, member: &'a MemberSpec) -> Option<&'a str> {
+        section(member).volume_zone.as_deref().or(self.volume_zone.as_deref())
+    }
+
     pub fn more_ports_of<'a>(&'a self, member: &'a MemberSpec) -> &'a [MorePort] {
         let own = &section(member).more_ports;
         if own.is_empty() { &self.more_ports } else { own }
@@ -256,6 +271,19 @@ impl OpenstackSettings {
     pub fn data_size_of(&self, member: &MemberSpec) -> Option<Size> {
         section(member).data_size.or(self.data_size).filter(|size| size.0 > 0)
     }
+}
+
+/// The part of a build that says of which type its volumes are.
+pub const VOLUME_TYPE: &str = "volume type";
+
+/// The part of a build that says in which zone its volumes are.
+pub const VOLUME_ZONE: &str = "volume zone";
+
+/// Where the data is that outlives a machine. A volume keeps its type and its zone, so other ones mean another volume.
+pub fn data_of(build: &Build) -> Option<String> {
+    let volume = build.data()?;
+    let part = |what: &str, name: &str| build.part(name).map(|value| format!(" {what} {value}")).unwrap_or_default();
+    Some(format!("{volume}{}{}", part("of the type", VOLUME_TYPE), part("in the zone", VOLUME_ZONE)))
 }
 
 /// As a part of a build, which is a value of a server's metadata. A list that does not fit is told from others by its digest.
@@ -299,9 +327,14 @@ impl Settings for OpenstackSettings {
             ("spread", Some(self.spread.to_string())),
             ("further ports", further_ports(self.more_ports_of(member))),
             ("boot volume", size(self.root_size_of(member))),
-            ("volume type", self.volume_type.clone().filter(|_| has_volumes)),
+            (VOLUME_TYPE, self.volume_type.clone().filter(|_| has_volumes)),
+            (VOLUME_ZONE, self.volume_zone_of(member).filter(|_| has_volumes).map(str::to_owned)),
             (DATA_VOLUME, size(self.data_size_of(member))),
         ]))
+    }
+
+    fn kept_data(&self, member: &MemberSpec) -> Option<String> {
+        data_of(&self.build(member)?)
     }
 
     fn fixed(&self) -> BTreeMap<String, String> {
@@ -329,5 +362,21 @@ mod tests {
         assert_ne!(told(4), told(5), "another list is another build");
         assert_eq!(further_ports(&[port(1)]), Some(port(1).to_string()), "as it was always written");
         assert_eq!(further_ports(&[]), None);
+    }
+
+    #[test]
+    fn data_moves_with_the_zone_and_the_type_of_its_volume_and_not_with_the_zone_of_its_server() {
+        let member: MemberSpec = serde_json::from_value(serde_json::json!({ "name": "etcd-1" })).unwrap();
+        let kept = |more: serde_json::Value| {
+            let mut all = serde_json::json!({ "image": "m", "flavor": "f", "network": "n", "data_size": "1GiB" });
+            all.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            serde_json::from_value::<OpenstackSettings>(all).unwrap().kept_data(&member).unwrap()
+        };
+        let plain = kept(serde_json::json!({}));
+        assert_eq!(plain, "1GiB", "as it always was");
+        assert_eq!(kept(serde_json::json!({ "availability_zone": "a" })), plain);
+        assert_ne!(kept(serde_json::json!({ "volume_type": "ssd" })), plain);
+        assert_ne!(kept(serde_json::json!({ "volume_zone": "a" })), plain);
+        assert_ne!(kept(serde_json::json!({ "volume_zone": "a" })), kept(serde_json::json!({ "volume_zone": "b" })));
     }
 }

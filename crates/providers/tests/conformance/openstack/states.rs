@@ -37,7 +37,11 @@ pub fn trials() -> Vec<Trial> {
         runtime().block_on(hidden());
         Ok(())
     });
-    vec![set_aside, broken, resized, locked, hidden]
+    let renamed = Trial::test("openstack::renamed_ports_go_with_their_server", || {
+        runtime().block_on(renamed());
+        Ok(())
+    });
+    vec![set_aside, broken, resized, locked, hidden, renamed]
 }
 
 struct Stage {
@@ -248,4 +252,18 @@ async fn hidden() {
     stage.provider.admit(5).await.expect("admitted");
     assert_eq!(stage.ports().await, ports);
     stage.end().await;
+}
+
+async fn renamed() {
+    let stage = Stage::new().await;
+    let name = format!("{}-uplink", stage.place.cluster);
+    for port in stage.ports().await {
+        let change = json!({ "port": { "name": name } });
+        stage.api.call(Method::PUT, "network", &format!("/ports/{port}"), Some(change)).await;
+    }
+    stage.provider.admit(2).await.expect("admitted");
+    assert_eq!(stage.ports().await.len(), 2, "its server has them");
+    stage.end().await;
+    let left = stage.api.inventory(&stage.place.cluster, &[stage.place.cluster_id()]).await;
+    assert_eq!(left, std::collections::BTreeSet::new());
 }
