@@ -76,7 +76,7 @@ pub enum AgentError {
     Spawn { program: String, source: io::Error },
     #[error("{command} failed: {said}")]
     Command { command: String, said: String },
-    #[error("no controller spoke to this agent, which ran on trial")]
+    #[error("no controller connected while this agent ran on trial")]
     NoControllerCame,
     #[error("the runtime could not be set up")]
     Runtime(#[source] io::Error),

@@ -66,17 +66,17 @@ pub enum DrillError {
     Fault(#[from] faults::FaultError),
     #[error("cluster {0} is not bootstrapped, so there is nothing to rehearse")]
     NotFormed(String),
-    #[error("a drill of PostgreSQL also strikes its etcd, and that of {0} is not managed by quorate")]
+    #[error("a drill of PostgreSQL also injects faults into its etcd, and that of {0} is not managed by quorate")]
     OtherDcs(String),
     #[error("scenario {scenario} needs {needs}")]
     Needs { scenario: &'static str, needs: &'static str },
-    #[error("{scenario} cannot be --first: it is not over at once, or leaves nothing to deal with")]
+    #[error("{scenario} cannot be used with --first: the fault must be instantaneous and leave something to repair")]
     CannotBeFirst { scenario: &'static str },
     #[error("there is nothing to restore, as no backup could be taken: {why}")]
     NoBackup { why: String },
     #[error("a learner cannot be added at an address where nothing answers: {why}")]
     NoGhost { why: String },
-    #[error("there is no {role} to strike: {why}")]
+    #[error("there is no {role} to inject the fault into: {why}")]
     NoTarget { role: &'static str, why: String },
     #[error("quorate cannot be run")]
     Program(#[source] io::Error),
@@ -84,7 +84,7 @@ pub enum DrillError {
     File { path: PathBuf, source: io::Error },
     #[error("the certificates of clients cannot be used: {why}")]
     Certificates { why: String },
-    #[error("the change that was given did nothing, so nothing could happen during it: {why}")]
+    #[error("the --during command changed nothing, so no fault was injected: {why}")]
     NoChange { why: String },
     #[error("the cluster has not converged before the drill begins: {why}")]
     Unsettled { why: String },

@@ -61,7 +61,7 @@ pub enum FrontError {
     Client(#[from] ClientError),
     #[error(transparent)]
     Ledger(#[from] LedgerError),
-    #[error("cluster {0} is gone: it has no ledger")]
+    #[error("cluster {0} no longer exists: it has no ledger")]
     NoLedger(String),
     #[error("the members cannot be connected to")]
     Etcd(#[from] quorate_etcd::Error),

@@ -38,7 +38,7 @@ pub enum Error {
     RequestKeyUnsupported,
     #[error("{name:?} is not a DNS name that a certificate can carry")]
     BadDnsName { name: String },
-    #[error("a validity of {validity:#} is not a time to come")]
+    #[error("a validity of {validity:#} is not positive")]
     BadValidity { validity: SignedDuration },
     #[error("an RSA key cannot be created: {why}")]
     RsaGeneration { why: String },

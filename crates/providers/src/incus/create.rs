@@ -220,7 +220,7 @@ impl Incus {
             return Err(IncusError::Refused {
                 doing: format!("show {name}"),
                 code: 404,
-                said: String::from("it is gone"),
+                said: String::from("not found"),
             }
             .into());
         };

@@ -155,7 +155,7 @@ impl Incus {
         for tried in 1.. {
             let now = self.look_at(server, &seen.name).await?.filter(|(now, _)| now.uuid == seen.uuid);
             let Some((_, etag)) = now else {
-                return Err(IncusError::Refused { doing, code: 404, said: String::from("it is gone") });
+                return Err(IncusError::Refused { doing, code: 404, said: String::from("not found") });
             };
             let call = Call::new(doing.clone(), Method::PATCH, seen.path()).json(change).unless_changed(&etag);
             match server.change(call).await {

@@ -365,5 +365,5 @@ fn unless_locked(server: &Server, error: OpenstackError) -> OpenstackError {
 
 pub(super) fn gone(server: &Server) -> OpenstackError {
     let doing = format!("read {}", server.name);
-    OpenstackError::Refused { doing, code: 404, said: String::from("it is gone") }
+    OpenstackError::Refused { doing, code: 404, said: String::from("not found") }
 }

@@ -45,9 +45,9 @@ pub struct Front {
     pub machines: Option<Vec<MemberSpec>>,
     /// Where new connections go: to all members in turn (`spread`), or to the leader while it serves (`leader`).
     pub prefer: Prefer,
-    /// So many connections are open at most, through each front.
+    /// The maximum number of client connections of each front.
     pub max_connections: u32,
-    /// So many of them may come from one address. If absent, half.
+    /// How many of them may come from one address. If absent, half.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_per_address: Option<u32>,
     /// How long open connections may last when a front stops.

@@ -50,7 +50,7 @@ pub fn image_version(image: &str) -> Result<Version, String> {
     // The part before the last slash may have a port.
     let (_, last) = tagged.rsplit_once('/').unwrap_or(("", tagged));
     let Some((_, tag)) = last.split_once(':').filter(|(name, tag)| !name.is_empty() && !tag.is_empty()) else {
-        return Err(String::from("the image has no tag, so nothing says which etcd it has"));
+        return Err(String::from("the image has no tag, so its version of etcd is unknown"));
     };
     let path = &tagged[..tagged.len() - tag.len() - 1];
     if path.chars().any(|c| c.is_ascii_uppercase()) {

@@ -299,8 +299,14 @@ pub fn can_serve(etcd: &ClusterSpec) -> Result<(), Unusable> {
         let why = "its gRPC gateway is off, and Patroni speaks to nothing else";
         return unusable("etcd.grpc_gateway", why, "set `grpc_gateway: true`");
     }
-    if etcd.etcd.client_auth != ClientAuth::Password {
-        let why = "clients log in with certificates, which etcd refuses at its gateway";
+    let why_not = match etcd.etcd.client_auth {
+        ClientAuth::Password => None,
+        ClientAuth::Certificate => Some("clients log in with certificates, which etcd refuses at its gateway"),
+        ClientAuth::CertificateAndPassword => {
+            Some("clients need a certificate besides the password, and quorate issues none to Patroni")
+        }
+    };
+    if let Some(why) = why_not {
         return unusable("etcd.client_auth", why, "set `client_auth: password` when the etcd cluster is created");
     }
     if !etcd.auth.bootstrap {

@@ -157,7 +157,7 @@ impl JsonSchema for ParameterValue {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Synchronous {
-    /// So many standbys have a commit on disk before it is confirmed. 0: none, and a failover can lose confirmed commits.
+    /// How many standbys must have a commit on disk before it is confirmed. 0: none, and a failover can lose confirmed commits.
     pub nodes: u16,
     /// Whether writes stop while there are fewer standbys. If not, commits of that time can be lost.
     pub strict: bool,
@@ -275,7 +275,7 @@ pub struct Haproxy {
     /// Machines that run it and nothing else. If absent, it runs on members.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub machines: Option<Vec<MemberSpec>>,
-    /// So many clients are connected at most, through each HAProxy.
+    /// The maximum number of client connections of each HAProxy.
     pub max_connections: u32,
     /// Time between two health checks of a member.
     pub check_every: Millis,
@@ -329,9 +329,9 @@ pub struct Pgbouncer {
     pub port: u16,
     /// When a client gives up the connection that it was lent.
     pub pool_mode: PoolMode,
-    /// So many connections to the primary are shared at most, by each user in each database, through each PgBouncer.
+    /// The maximum number of connections to the primary that each PgBouncer shares, for each user in each database.
     pub default_pool_size: u32,
-    /// So many clients are connected at most, through each PgBouncer.
+    /// The maximum number of client connections of each PgBouncer.
     pub max_client_conn: u32,
     /// The members that it runs on. If absent, those of `haproxy`.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -382,7 +382,7 @@ pub struct Tags {
     /// Commits never wait for it.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub nosync: bool,
-    /// Of the standbys that are equally far, the one with the highest takes over. 0: never. If absent, 1.
+    /// Among standbys with the same log position, the one with the highest takes over. 0: never. If absent, 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failover_priority: Option<u16>,
 }
@@ -446,7 +446,7 @@ impl Default for PatroniSettings {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Watchdog {
-    /// Whether one is used.
+    /// Whether Patroni uses a watchdog.
     pub mode: WatchdogMode,
     /// The device.
     #[schemars(length(min = 1))]

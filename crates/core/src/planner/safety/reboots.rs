@@ -46,7 +46,7 @@ pub fn progress(reboot: &Reboot, facts: &Facts, fence: u64, is_healthy: bool) ->
     match &facts.reboot {
         Some(RebootSeen::Failed { why }) => Progress::Failed { why: why.clone() },
         _ if *now == ordered.boot && accepted => {
-            Progress::UnderWay { why: String::from("it has not gone down since it was ordered to") }
+            Progress::UnderWay { why: String::from("it has not rebooted yet") }
         }
         _ if *now == ordered.boot => Progress::OrderLost,
         _ if reboot.upgrade_packages && !upgraded && accepted => {

@@ -91,7 +91,7 @@ impl World {
             machine.agent = if known {
                 SimAgent::Enrolled(Arc::new(remembered))
             } else {
-                let why = String::from("what it holds is seen when its machine runs");
+                let why = String::from("its data is known once its machine runs");
                 SimAgent::Unknown { since: now, why }
             };
         }

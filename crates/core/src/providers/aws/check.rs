@@ -109,7 +109,7 @@ fn network(settings: &AwsSettings, at: &impl Fn(&str) -> String, found: &mut Fin
         let field = at(&format!("zones[{n}]"));
         self::zone(settings, zone, field.clone(), found);
         if settings.zones[..n].contains(zone) {
-            found.error(field, format!("{zone} is there twice"), "name each zone once");
+            found.error(field, format!("{zone} is listed twice"), "name each zone once");
         }
     }
 }
@@ -380,7 +380,7 @@ fn balancer(settings: &AwsSettings, cluster: &Cluster, found: &mut Findings) {
             not_an_id("subnet", id, field.clone(), found);
         }
         if balancer.subnets[..n].contains(id) {
-            found.error(field, format!("{id} is there twice"), "name each subnet once");
+            found.error(field, format!("{id} is listed twice"), "name each subnet once");
         }
     }
     if settings.vpc_cidr.is_some() && !balancer.subnets.is_empty() {

@@ -61,7 +61,7 @@ fn differences(wish: &Wish, catalog: &Catalog) -> Vec<(CatalogOp, String)> {
                 format!("the password of {user} changes")
             }
             None => format!("the spec declares user {user}"),
-            Some(known) if known.as_ref() != Some(fingerprint) => format!("user {user} has another password"),
+            Some(known) if known.as_ref() != Some(fingerprint) => format!("the password of {user} has changed"),
             Some(_) => continue,
         };
         ops.push((CatalogOp::SetUser { user: user.clone() }, why));

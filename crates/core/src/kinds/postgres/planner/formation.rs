@@ -148,7 +148,7 @@ fn form(
             if let Err(because) = safety::may_begin_empty(view.desired.postgres()) {
                 return decision.block(because);
             }
-            let why = format!("{first} creates the data of the cluster");
+            let why = format!("all members are ready and empty; {first} goes first");
             decision.step_expecting(
                 Action::InitializePostgres { member: first.clone(), stamp },
                 why,

@@ -85,7 +85,7 @@ fn restart(view: &View<'_>, member: &MemberName) -> Option<(Action, String)> {
     let in_place = facts.node_config.as_ref().is_some_and(|(_, digest)| *digest == wish.digest);
     let ServiceState::Running { digest, .. } = &found.service else { return None };
     if in_place && *digest != wish.service_digest {
-        let why = with_changes(desired, String::from("Patroni runs with other inputs"));
+        let why = with_changes(desired, String::from("Patroni's settings have changed"));
         return Some((Action::RestartPatroni { member: member.clone() }, why));
     }
     let status = found.status.as_ref()?;

@@ -21,7 +21,7 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
         RotationStage::Setting => (
             has_passwords(view),
             rotation.mark.as_ref().map(|_| RotationStage::Switching),
-            format!("PostgreSQL has new passwords for {}", rotation.users.join(", ")),
+            format!("the new passwords of {} are set", rotation.users.join(", ")),
         ),
         RotationStage::Switching => (
             confirmed(view, rotation, decision),

@@ -234,7 +234,7 @@ pub(crate) fn finish(view: &View<'_>, decision: &mut Decision) {
             });
         }
         Some(_) | None => {
-            let why = "an upgrade carries no statistics over, and without them PostgreSQL plans badly";
+            let why = "pg_upgrade does not keep statistics, and without them query plans are poor";
             decision.step(Action::AnalyzePostgres { member: primary.clone(), id }, why);
         }
     }

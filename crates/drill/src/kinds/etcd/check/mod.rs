@@ -206,20 +206,20 @@ fn too_little(history: &History, least: &Least) -> Vec<String> {
     for (kind, least) in &least.of_kind {
         let count = done.iter().filter(|o| o.call.kind() == *kind).count();
         if count < *least {
-            told.push(format!("{count} {} operations were answered, and {least} are the least", kind.name));
+            told.push(format!("only {count} {} operations were answered; at least {least} are needed", kind.name));
         }
     }
     for client in 0..history.head.clients {
         let count = done.iter().filter(|o| o.client == client).count();
         if count < least.of_client {
-            told.push(format!("client {client} had {count} answers, and {} are the least", least.of_client));
+            told.push(format!("client {client} got only {count} answers; at least {} are needed", least.of_client));
         }
     }
     let seen = |watcher: u32| history.watches.iter().filter(move |w| w.watcher == watcher && w.is_change()).count();
     for watcher in 0..history.head.watchers {
         if seen(watcher) < least.of_watcher {
             let count = seen(watcher);
-            told.push(format!("watch {watcher} showed {count} changes, and {} are the least", least.of_watcher));
+            told.push(format!("watch {watcher} showed only {count} changes; at least {} are needed", least.of_watcher));
         }
     }
     told
