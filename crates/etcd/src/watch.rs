@@ -17,6 +17,7 @@ use crate::generated::etcdserverpb::watch_request::RequestUnion;
 use crate::generated::etcdserverpb::{WatchCreateRequest, WatchRequest, WatchResponse};
 use crate::generated::mvccpb;
 use crate::kv::{KeyRange, KeyValue};
+use crate::room::Taken;
 use crate::session::{Token, only_with_leader, with_token};
 
 /// Changes of a range of keys, in the order of their revisions. Dropping it ends it.
@@ -26,6 +27,8 @@ pub struct Watch {
     answers: Streaming<WatchResponse>,
     /// Changes of a revision of which more come.
     parts: Vec<Change>,
+    /// Where large answers are counted: the changes that the caller was given last, and those of which more come.
+    taken: Option<Taken>,
     _held: oneshot::Sender<()>,
     _place: OwnedSemaphorePermit,
 }
@@ -96,7 +99,14 @@ impl Client {
         let mut client = WatchClient::new(channel).max_decoding_message_size(usize::MAX);
         let request = only_with_leader(with_token(requests, token));
         let answers = client.watch(request).await.map_err(|status| self.error(status))?.into_inner();
-        let mut watch = Watch { client: self.clone(), answers, parts: Vec::new(), _held: held, _place: place };
+        let mut watch = Watch {
+            client: self.clone(),
+            answers,
+            parts: Vec::new(),
+            taken: None,
+            _held: held,
+            _place: place,
+        };
         watch.receive().await?;
         Ok(watch)
     }
@@ -131,9 +141,10 @@ impl Watch {
         })
     }
 
-    /// The next changes with what was there before, for a watch that asks for it. No revision is split. After an error the watch is
-    /// over.
+    /// The next changes with what was there before, for a watch that asks for it. No revision is split. The caller has used those before.
+    /// After an error the watch is over.
     pub async fn next_changes(&mut self) -> Result<Vec<Change>, Error> {
+        self.count()?;
         loop {
             let answer = self.receive().await?;
             let change = |mut event: mvccpb::Event| {
@@ -141,6 +152,7 @@ impl Watch {
                 Some(Change { event: Event::from_wire(event)?, previous })
             };
             self.parts.extend(answer.events.into_iter().filter_map(change));
+            self.count()?;
             let rest = if answer.fragment { split_last_revision(&mut self.parts) } else { Vec::new() };
             let changes = std::mem::replace(&mut self.parts, rest);
             if !changes.is_empty() || !answer.fragment {
@@ -151,6 +163,15 @@ impl Watch {
                 return Err(self.client.error(bounds.too_long()));
             }
         }
+    }
+
+    /// Takes the room of all changes that are here, and no other.
+    fn count(&mut self) -> Result<(), Error> {
+        self.taken = None;
+        let Some(room) = &self.client.inner.channel.bounds.room else { return Ok(()) };
+        let bytes = self.parts.iter().map(Change::size).sum();
+        self.taken = Some(room.take(bytes).ok_or(Error::NoRoom)?);
+        Ok(())
     }
 
     async fn receive(&mut self) -> Result<WatchResponse, Error> {

@@ -263,9 +263,12 @@ async fn answers_are_bounded_one_by_one_and_together() {
         seen.extend(
             watch.next_changes().await.expect("a part that fits").into_iter().map(|change| change.event.revision()),
         );
+        assert_eq!(room.is_empty(), seen.is_empty(), "the caller still has them");
     }
     assert_eq!(seen, (start..start + 6).collect::<Vec<_>>());
     // A revision is not split, and one that is too long ends the watch.
     client.delete(KeyRange::prefix("l/")).await.expect("a deletion");
     assert!(matches!(watch.next_changes().await, Err(Error::TooLong { .. })));
+    drop(watch);
+    assert!(room.is_empty());
 }

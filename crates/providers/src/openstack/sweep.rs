@@ -43,7 +43,8 @@ impl Openstack {
                 key("data"): doomed.as_deref().unwrap_or_default(),
             });
             match self.set_metadata(server, &going).await {
-                Err(error) if error.is_absent() => {}
+                // Its data is not given up before that is marked, and a gateway may say of anything that it is absent.
+                Err(error) if error.is_absent() && self.look_at(server).await?.is_none() => {}
                 changed => changed?,
             }
         }

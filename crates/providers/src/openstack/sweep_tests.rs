@@ -275,6 +275,17 @@ async fn a_boot_volume_goes_when_its_incarnation_is_gone() {
 }
 
 #[tokio::test]
+async fn a_boot_volume_that_was_made_twice_is_deleted_once() {
+    let mut spare = volume("boot", "draft");
+    (spare["id"], spare["name"]) = (json!("v2"), json!("demo-spare"));
+    let stage = Stage::with(json!([server(State::Whole, Value::Null)]), &volume("boot", "whole")).await;
+    stage.always("GET /v3/p/volumes/detail", answer(json!({ "volumes": [volume("boot", "whole"), spare] })));
+    stage.always("GET /v3/p/volumes/v2", answer(json!({ "volume": spare })));
+    let _ = stage.cluster.admit(7).await;
+    assert_eq!(stage.changes(), ["DELETE /v3/p/volumes/v2"]);
+}
+
+#[tokio::test]
 async fn what_goes_with_a_machine_is_marked_before_its_server_is_deleted() {
     let mut off = server(State::Whole, Value::Null);
     off["status"] = json!("SHUTOFF");
@@ -327,17 +338,21 @@ async fn every_port_of_a_server_goes_with_it_whatever_it_is_called() {
 #[tokio::test]
 async fn a_server_is_gone_when_a_list_lacks_it_and_not_when_a_gateway_says_so() {
     let machine = MachineId::new(&"etcd-1".into(), 1);
-    let there = answer(json!({ "servers": [server(State::Whole, Value::Null)] }));
+    let mut with_data = server(State::Whole, Value::Null);
+    with_data["metadata"]["quorate.data"] = json!("v1");
+    let there = answer(json!({ "servers": [with_data] }));
     // A list that shows it, and none at all.
     for listed in [there.clone(), status(404)] {
         let stage = Stage::new("DOWN").await;
+        stage.always("GET /v3/p/volumes/detail", answer(json!({ "volumes": [volume("data", "whole")] })));
         stage.always("GET /v2.1/servers/detail", listed);
         stage.always("GET /v2.1/servers/detail?tags=quorate.demo", there.clone());
         for call in ["GET /v2.1/servers/s1", "DELETE /v2.1/servers/s1", "POST /v2.1/servers/s1/metadata"] {
             stage.always(call, status(404));
         }
         stage.cluster.destroy(&machine, Data::Goes).await.unwrap_err();
-        assert!(!stage.changes().iter().any(|change| change.contains("/ports/")), "{:?}", stage.changes());
+        let gives_up = |change: &String| change.contains("/ports/") || change.contains("/volumes/");
+        assert!(!stage.changes().iter().any(gives_up), "{:?}", stage.changes());
     }
     // It lost its tag, and its port is suspected to be left over.
     let stage = Stage::new("DOWN").await;

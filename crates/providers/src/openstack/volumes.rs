@@ -243,8 +243,13 @@ impl Openstack {
 
     /// Marks what goes with a server: its boot volume, and this data volume.
     pub(super) async fn doom_volumes(&self, mark: &Mark, data: Option<&str>) -> Result<(), OpenstackError> {
+        let is_same = |other: &Mark| (&other.member, other.incarnation) == (&mark.member, mark.incarnation);
+        // A draft that appears after the machine was made once more takes only its own along.
+        let has_another = mark.state == State::Draft
+            && self.ours().await?.iter().any(|(_, other)| other.state == State::Whole && is_same(other));
         for volume in self.volumes().await?.iter().filter(|volume| volume.state != State::Going) {
             let goes = match volume.role {
+                Role::Boot if has_another => volume.state == State::Draft && volume.is_of(mark),
                 Role::Boot => volume.is_of(mark),
                 Role::Data => data == Some(volume.id.as_str()),
             };
@@ -300,8 +305,10 @@ impl Openstack {
         doomed: impl Fn(u64, Option<&MachineId>) -> bool,
     ) -> Result<Vec<String>, OpenstackError> {
         let mut stuck = Vec::new();
-        for volume in self.volumes().await? {
-            if let Some(mark) = servers.iter().find(|mark| volume.is_of(mark)) {
+        let all = self.volumes().await?;
+        for volume in &all {
+            let is_of_server = servers.iter().find(|mark| volume.is_of(mark));
+            if let Some(mark) = is_of_server.filter(|_| !is_spare(volume, &all)) {
                 if volume.role == Role::Boot && volume.state == State::Draft && mark.state == State::Whole {
                     self.mark_volume(&volume.id, State::Whole).await?;
                 }
@@ -310,11 +317,11 @@ impl Openstack {
             let is_left = !volume.is_attached
                 && match (volume.state, volume.role) {
                     (State::Draft, _) => doomed(volume.made_for.1, None),
-                    (State::Whole, Role::Boot) => is_outlived(&volume, servers, &doomed),
+                    (State::Whole, Role::Boot) => is_outlived(volume, servers, &doomed),
                     (State::Whole, Role::Data) | (State::Going, _) => false,
                 };
             if volume.state == State::Going || is_left {
-                stuck.extend(stuck_by(self.delete_volume(&volume).await)?);
+                stuck.extend(stuck_by(self.delete_volume(volume).await)?);
             }
         }
         Ok(stuck)
@@ -332,6 +339,17 @@ impl Openstack {
         left.sort_by_key(|volume| volume.made_for);
         Ok(left)
     }
+}
+
+/// Whether it was made for a machine that boots from another volume: its creation was asked for twice, or took too long.
+fn is_spare(volume: &Volume, all: &[Volume]) -> bool {
+    let is_booted_from = |other: &Volume| {
+        other.role == Role::Boot && other.state == State::Whole && other.machine() == volume.machine()
+    };
+    volume.role == Role::Boot
+        && volume.state == State::Draft
+        && !volume.is_attached
+        && all.iter().any(is_booted_from)
 }
 
 /// Whether the machine that booted from it is gone: it or the cluster is being removed, or its member has a later one.

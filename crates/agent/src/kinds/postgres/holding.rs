@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use tokio::sync::OwnedMutexGuard;
 use tokio::time::sleep;
 
 use super::haproxy::{Place, Untold};
@@ -24,6 +25,8 @@ const PAUSE: Duration = Duration::from_millis(500);
 pub(super) struct Held {
     turns: u64,
     servers: BTreeMap<String, u64>,
+    /// Taken while HAProxy is told something, so it is told nothing of a turn that is over.
+    telling: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl Held {
@@ -60,6 +63,7 @@ pub(super) struct Queue {
 impl Queue {
     /// New clients of this server wait. When the time is up, they are let through.
     pub(super) async fn hold(self: Arc<Self>, server: &str, time: Duration) -> Result<(), Refusal> {
+        let telling = self.telling().await;
         let turn = self.held().begin(server);
         let (queue, held) = (self.clone(), server.to_owned());
         tokio::spawn(async move {
@@ -71,8 +75,11 @@ impl Queue {
         });
         // Its health is not asked for meanwhile: a server that is down has no queue.
         let commands = [format!("set maxconn server primary/{server} 1"), format!("disable health primary/{server}")];
-        if let Err(untold) = self.place.tell(&commands).await {
-            // It may have obeyed all the same.
+        let told = self.place.tell(&commands).await;
+        drop(telling);
+        if let Err(untold) = told {
+            // It may have obeyed all the same. A hold before this one may have paused PgBouncer, and its time ended with this turn.
+            pgbouncer::resume(&self.layout);
             let turn = self.held().begin(server);
             self.keep_letting_through(server, turn);
             return Err(untold.into_refusal());
@@ -86,6 +93,7 @@ impl Queue {
 
     /// Lets clients through, and sends them to another server at once, if one is named.
     pub(super) async fn release(self: Arc<Self>, server: &str, to: Option<&str>) -> Result<(), Refusal> {
+        let telling = self.telling().await;
         let turn = self.held().begin(server);
         let mut commands = Vec::new();
         if let Some(to) = to {
@@ -94,6 +102,7 @@ impl Queue {
             commands.push(format!("set server primary/{server} health down"));
         }
         let released = self.tell_to_release(commands, server).await;
+        drop(telling);
         pgbouncer::resume(&self.layout);
         match released {
             Ok(()) => self.held().end(server, turn),
@@ -120,6 +129,7 @@ impl Queue {
         tokio::spawn(async move {
             for _ in 0..ATTEMPTS {
                 sleep(PAUSE).await;
+                let _telling = queue.telling().await;
                 if !queue.held().is_turn(&server, turn) {
                     return;
                 }
@@ -132,6 +142,11 @@ impl Queue {
             tracing::error!(server, "HAProxy did not confirm that clients are let through");
             queue.held().end(&server, turn);
         });
+    }
+
+    async fn telling(&self) -> OwnedMutexGuard<()> {
+        let telling = self.held().telling.clone();
+        telling.lock_owned().await
     }
 
     fn held(&self) -> std::sync::MutexGuard<'_, Held> {
