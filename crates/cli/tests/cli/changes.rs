@@ -342,7 +342,7 @@ fn a_lost_majority_is_refused_with_numbers_and_recovered_on_the_operators_word()
     let living = Living::new(3, V35, "", "");
     living.fill();
     let refused = living.sandbox.quorate(&["recover", "c", "--yes"]).expect(3).text();
-    assert!(refused.contains("the cluster has a quorum: 3 of 3"), "{refused}");
+    assert!(refused.contains("the quorum is not lost: 3 of 3"), "{refused}");
     living.assert_settled(3);
     let revision = |living: &Living| {
         let read = living.etcdctl(&["get", "key-1", "--write-out=json"]).ok().json();

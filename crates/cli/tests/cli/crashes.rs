@@ -237,7 +237,7 @@ fn destroy_may_be_killed_at_every_step_boundary_and_apply_does_not_revive_what_w
 fn destroy_removes_what_was_half_made_and_half_removed() {
     let trio = Trio::new(Login::Certificate);
     let mut run = trio.spawn_apply();
-    run.until("into the ledger … done");
+    run.until("in the ledger … done");
     run.kill();
     // A machine whose making was interrupted, and one whose removal was.
     trio.destroy_machines_by_hand();

@@ -346,7 +346,7 @@ mod tests {
         assert!(place.new_data().is_dir() && !place.made().exists());
         fs::remove_dir(place.new_data()).unwrap();
         std::os::unix::fs::symlink("/etc", place.made()).unwrap();
-        assert!(place.take_what_was_made().unwrap_err().to_string().contains("no directory"));
+        assert!(place.take_what_was_made().unwrap_err().to_string().contains("not a directory"));
     }
 
     /// What etcdutl would be, telling as whom it runs. Only root can become somebody else.
