@@ -99,14 +99,8 @@ impl Client {
         let mut client = WatchClient::new(channel).max_decoding_message_size(usize::MAX);
         let request = only_with_leader(with_token(requests, token));
         let answers = client.watch(request).await.map_err(|status| self.error(status))?.into_inner();
-        let mut watch = Watch {
-            client: self.clone(),
-            answers,
-            parts: Vec::new(),
-            taken: None,
-            _held: held,
-            _place: place,
-        };
+        let mut watch =
+            Watch { client: self.clone(), answers, parts: Vec::new(), taken: None, _held: held, _place: place };
         watch.receive().await?;
         Ok(watch)
     }

@@ -343,13 +343,9 @@ impl Openstack {
 
 /// Whether it was made for a machine that boots from another volume: its creation was asked for twice, or took too long.
 fn is_spare(volume: &Volume, all: &[Volume]) -> bool {
-    let is_booted_from = |other: &Volume| {
-        other.role == Role::Boot && other.state == State::Whole && other.machine() == volume.machine()
-    };
-    volume.role == Role::Boot
-        && volume.state == State::Draft
-        && !volume.is_attached
-        && all.iter().any(is_booted_from)
+    let is_booted_from =
+        |other: &Volume| other.role == Role::Boot && other.state == State::Whole && other.machine() == volume.machine();
+    volume.role == Role::Boot && volume.state == State::Draft && !volume.is_attached && all.iter().any(is_booted_from)
 }
 
 /// Whether the machine that booted from it is gone: it or the cluster is being removed, or its member has a later one.

@@ -45,9 +45,7 @@ pub fn progress(reboot: &Reboot, facts: &Facts, fence: u64, is_healthy: bool) ->
     let upgraded = facts.host.packages.as_ref().is_some_and(|packages| packages.boot == ordered.boot);
     match &facts.reboot {
         Some(RebootSeen::Failed { why }) => Progress::Failed { why: why.clone() },
-        _ if *now == ordered.boot && accepted => {
-            Progress::UnderWay { why: String::from("it has not rebooted yet") }
-        }
+        _ if *now == ordered.boot && accepted => Progress::UnderWay { why: String::from("it has not rebooted yet") },
         _ if *now == ordered.boot => Progress::OrderLost,
         _ if reboot.upgrade_packages && !upgraded && accepted => {
             Progress::Failed { why: String::from("it rebooted before its packages were upgraded") }
