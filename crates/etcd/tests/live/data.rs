@@ -256,8 +256,11 @@ async fn answers_are_bounded_one_by_one_and_together() {
     assert_eq!(range(3).await.expect("it fits again").pairs.len(), 3);
     assert!(room.is_empty());
 
-    // What has happened comes in parts, however much it is.
-    let mut watch = client.watch_changes(KeyRange::prefix("l/"), start).await.expect("a watch");
+    // What has happened comes in parts, however much it is. There is room for a part that is used while the next one comes.
+    let room = Room::new(12 << 20);
+    let options = ConnectOptions { longest_answer: 3 << 20, room: Some(room.clone()), ..etcd.options() };
+    let watching = Client::connect(options).expect("good options");
+    let mut watch = watching.watch_changes(KeyRange::prefix("l/"), start).await.expect("a watch");
     let mut seen = Vec::new();
     while seen.len() < 6 {
         seen.extend(
