@@ -206,20 +206,20 @@ fn too_little(history: &History, least: &Least) -> Vec<String> {
     for (kind, least) in &least.of_kind {
         let count = done.iter().filter(|o| o.call.kind() == *kind).count();
         if count < *least {
-            told.push(format!("only {count} {} operations were answered; at least {least} are needed", kind.name));
+            told.push(format!("too few {} operations were answered: {count} of at least {least}", kind.name));
         }
     }
     for client in 0..history.head.clients {
         let count = done.iter().filter(|o| o.client == client).count();
         if count < least.of_client {
-            told.push(format!("client {client} got only {count} answers; at least {} are needed", least.of_client));
+            told.push(format!("client {client} got too few answers: {count} of at least {}", least.of_client));
         }
     }
     let seen = |watcher: u32| history.watches.iter().filter(move |w| w.watcher == watcher && w.is_change()).count();
     for watcher in 0..history.head.watchers {
         if seen(watcher) < least.of_watcher {
             let count = seen(watcher);
-            told.push(format!("watch {watcher} showed only {count} changes; at least {} are needed", least.of_watcher));
+            told.push(format!("watch {watcher} showed too few changes: {count} of at least {}", least.of_watcher));
         }
     }
     told

@@ -125,14 +125,14 @@ fn too_little(history: &History, least: &Least) -> Vec<String> {
     for (kind, least) in &least.of_kind {
         let count = answers.iter().filter(|answer| answer.kind == *kind && answer.came != Came::Nothing).count();
         if count < *least {
-            told.push(format!("only {count} {} operations were answered; at least {least} are needed", kind.name));
+            told.push(format!("too few {} operations were answered: {count} of at least {least}", kind.name));
         }
     }
     let is_answered = |o: &&Operation| o.is_acknowledged() || o.call.value().is_none();
     for client in 0..history.head.clients {
         let count = history.operations.iter().filter(|o| o.client == client).filter(is_answered).count();
         if count < least.of_client {
-            told.push(format!("client {client} got only {count} answers; at least {} are needed", least.of_client));
+            told.push(format!("client {client} got too few answers: {count} of at least {}", least.of_client));
         }
     }
     told

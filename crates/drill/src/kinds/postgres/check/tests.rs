@@ -299,6 +299,6 @@ fn an_end_that_cannot_be_read_proves_nothing() {
 #[test]
 fn too_little_traffic_is_told() {
     let told = check(&good(), &Least::default()).too_little;
-    assert!(told.iter().any(|t| t == "only 1 append operations were answered; at least 30 are needed"), "{told:?}");
-    assert!(told.iter().any(|t| t.starts_with("client 0 had 3 answers")), "{told:?}");
+    assert!(told.iter().any(|t| t == "too few append operations were answered: 1 of at least 30"), "{told:?}");
+    assert!(told.iter().any(|t| t.starts_with("client 0 got too few answers: 3 of")), "{told:?}");
 }
