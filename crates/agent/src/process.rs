@@ -121,15 +121,16 @@ pub(crate) fn start_ticks(pid: impl std::fmt::Display) -> Option<u64> {
     start_ticks_in(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
 
-/// `PID (NAME) STATE …`, where the name may hold anything; the start time is the 22nd field.
+/// `PID (NAME) STATE …`, where the name may hold anything; the number of threads is the 20th field, and the start time the 22nd.
 fn start_ticks_in(stat: &str) -> Option<u64> {
     let (_, rest) = stat.rsplit_once(')')?;
-    let mut fields = rest.split_whitespace();
-    let state = fields.next()?;
-    if matches!(state, "Z" | "X") {
+    let fields: Vec<&str> = rest.split_whitespace().collect();
+    let (state, threads, started) = (fields.first()?, fields.get(17)?, fields.get(19)?);
+    // Its files and locks are those of all threads, and the first one may end before the others.
+    if *state == "X" || (*state == "Z" && matches!(*threads, "0" | "1")) {
         return None;
     }
-    fields.nth(18)?.parse().ok()
+    started.parse().ok()
 }
 
 #[cfg(test)]
@@ -146,10 +147,11 @@ mod tests {
 
     #[test]
     fn the_start_time_is_found_behind_any_name() {
-        let numbers = "1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4711 20 21";
-        assert_eq!(start_ticks_in(&format!("42 (etcd) S {numbers}")), Some(4711));
-        assert_eq!(start_ticks_in(&format!("42 (a) Z (b) R {numbers}")), Some(4711));
-        assert_eq!(start_ticks_in(&format!("42 (etcd) Z {numbers}")), None);
+        let numbers = |threads: u32| format!("1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 {threads} 18 4711 20 21");
+        assert_eq!(start_ticks_in(&format!("42 (etcd) S {}", numbers(1))), Some(4711));
+        assert_eq!(start_ticks_in(&format!("42 (a) Z (b) R {}", numbers(9))), Some(4711));
+        assert_eq!(start_ticks_in(&format!("42 (etcd) Z {}", numbers(1))), None);
+        assert_eq!(start_ticks_in(&format!("42 (etcd) Z {}", numbers(2))), Some(4711), "threads still end");
         assert_eq!(start_ticks_in("42"), None);
         assert!(Process::current().is_alive());
     }
