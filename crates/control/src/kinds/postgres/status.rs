@@ -267,3 +267,98 @@ fn healthy(status: &PatroniStatus) -> (&'static str, Option<String>) {
     };
     ("healthy", why)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use quorate_core::kinds::etcd::versions::DEFAULT;
+    use quorate_core::model::{AgentSeen, BinarySeen, DataSeen, Facts, Seen};
+    use quorate_core::spec::{BackupSettings, generated_postgres};
+    use serde_json::json;
+
+    use super::*;
+
+    const NOW: &str = "2026-01-01T12:00:00Z";
+
+    fn ledger(backup: Option<BackupSettings>) -> Ledger {
+        let mut spec = generated_postgres("shop", 3, 15, DEFAULT).unwrap();
+        let mut ledger = Ledger::new(String::from("c"), spec.clusters.pop().unwrap());
+        ledger.spec.backup = backup;
+        ledger.postgres.formation =
+            Formation::Formed { token: String::from("t"), system_id: String::from("1"), members: BTreeMap::new() };
+        ledger
+    }
+
+    fn backup() -> BackupSettings {
+        serde_json::from_value(json!({"to": {"directory": "/srv/backups"}})).unwrap()
+    }
+
+    /// What an agent reports whose PostgreSQL has this role, with so many pieces of the log that wait, the oldest for so long.
+    fn facts(role: Role, waiting: u64, waits_s: u64) -> Facts {
+        let stopped = serde_json::to_value(ServiceState::Stopped).unwrap();
+        let (empty, unasked) =
+            (serde_json::to_value(DataSeen::Empty).unwrap(), serde_json::to_value(BinarySeen::Unasked).unwrap());
+        let status = json!({
+            "role": role, "state": "running", "streaming": role == Role::Replica, "timeline": 1, "location": 1,
+            "replayed": null, "system_id": "1", "server_version": "15.18", "patroni_version": "4.1.5",
+            "pending_restart": false, "paused": false, "standbys": {}, "config": null, "dcs": true,
+        });
+        let postgres = json!({
+            "postgres": unasked, "patroni": unasked, "data": empty, "last_started": null, "system_id": "1", "catalog": null,
+            "service": ServiceState::Running { since: NOW.parse().unwrap(), digest: String::new(), restarts: 0 },
+            "status": status, "archive": ArchiveSeen { waiting, waits_s },
+        });
+        let etcd = json!({
+            "binary": unasked, "service": stopped, "data": empty, "last_started": null, "peer_serving": false,
+            "status": null, "log": null, "older": null,
+        });
+        serde_json::from_value(json!({
+            "machine_id": "", "fence": 0, "node_config": null, "certificates": {}, "requests": {}, "reaches": {},
+            "host": {"memory_bytes": 0, "disk_free_bytes": 0, "clock": null}, "etcd": etcd, "postgres": postgres,
+        }))
+        .unwrap()
+    }
+
+    /// The problems of the backups of a cluster whose primary is pg-2.
+    fn problems(ledger: &Ledger, waiting: u64, waits_s: u64) -> Option<Vec<String>> {
+        let now: Timestamp = NOW.parse().unwrap();
+        let agent = |facts: Facts| Seen::At(now, AgentSeen::Enrolled(Box::new(facts)));
+        let agents = BTreeMap::from([
+            // What a replica has not stored is not its business: it stores nothing.
+            (MemberName::from("pg-1"), agent(facts(Role::Replica, 99, 9999))),
+            (MemberName::from("pg-2"), agent(facts(Role::Primary, waiting, waits_s))),
+        ]);
+        let (machines, fixtures) = (Seen::At(now, BTreeMap::new()), Seen::At(now, Vec::new()));
+        let status = summarize(ledger, &Observation { now, machines, agents, fixtures }, &Decision::default());
+        let postgres = status.postgres.expect("a cluster of PostgreSQL");
+        assert_eq!(postgres.primary, Some(MemberName::from("pg-2")));
+        assert_eq!(postgres.archive, Some(ArchiveSeen { waiting, waits_s }), "scripts see the figures");
+        status.backup.map(|backup| backup.problems.into_iter().filter(|problem| problem.contains("the log")).collect())
+    }
+
+    #[test]
+    fn a_log_that_does_not_get_to_the_store_is_a_problem_when_it_is_late() {
+        let ledger = ledger(Some(backup()));
+        let late = |waiting, waits_s| problems(&ledger, waiting, waits_s).expect("backups are wanted");
+        assert_eq!(late(0, 0), [""; 0]);
+        assert_eq!(late(40, LATE), [""; 0], "it is stored within two minutes");
+        assert_eq!(
+            late(1, LATE + 1),
+            [
+                "1 piece of the log on pg-2 is not stored yet, the oldest for 121 s: until the store takes it, its disk fills up; \
+              see `quorate logs shop pg-2`"
+            ]
+        );
+        let several = late(12, 3600).remove(0);
+        assert!(
+            several.starts_with("12 pieces of the log on pg-2 are not stored yet, the oldest for 3600 s: "),
+            "{several}"
+        );
+    }
+
+    #[test]
+    fn without_backups_nothing_is_said_of_the_log() {
+        assert_eq!(problems(&ledger(None), 12, 3600), None);
+    }
+}
