@@ -12,6 +12,7 @@ mod proxy;
 mod proxy_machines;
 mod revocation;
 mod stores;
+mod up;
 mod upgrade;
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -2,9 +2,10 @@
 
 use std::path::Path;
 
+use quorate_control::kinds::postgres::dcs;
 use quorate_core::kinds::etcd::versions;
 use quorate_core::model::{Ledger, Power};
-use quorate_core::spec::{Kind, generated_postgres};
+use quorate_core::spec::{ClusterSpec, Kind, generated_postgres};
 
 use super::{MEMBERS, agree, found_version};
 use crate::cli;
@@ -28,7 +29,9 @@ pub(super) async fn run(context: &Context, options: &cli::Up, known: Option<Ledg
         }
         Some(ledger) => {
             output::talk(&format!("cluster {} already exists; continuing with its settings\n", options.name));
-            vec![Cluster { brought: load::brought_files(&ledger)?, spec: ledger.spec }]
+            let etcd = etcd_that_is_off(context, &ledger.spec)?;
+            let own = Cluster { brought: load::brought_files(&ledger)?, spec: ledger.spec };
+            etcd.into_iter().chain([own]).collect()
         }
         None => new_clusters(context, options).await?,
     };
@@ -47,6 +50,13 @@ pub(super) async fn run(context: &Context, options: &cli::Up, known: Option<Ledg
         exit = exit.max(conclude(context, outcome.await?)?);
     }
     Ok(exit)
+}
+
+/// Patroni needs its etcd: if that was stopped too, it is started first.
+fn etcd_that_is_off(context: &Context, spec: &ClusterSpec) -> Result<Option<Cluster>, Error> {
+    let Some(name) = dcs::own_etcd(spec) else { return Ok(None) };
+    let etcd = load::remembered(&context.home, &name)?.filter(|etcd| etcd.power == Power::Off);
+    etcd.map(|etcd| Ok(Cluster { brought: load::brought_files(&etcd)?, spec: etcd.spec })).transpose()
 }
 
 async fn new_clusters(context: &Context, options: &cli::Up) -> Result<Vec<Cluster>, Error> {

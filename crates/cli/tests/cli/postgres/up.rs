@@ -1,0 +1,108 @@
+//! `quorate up NAME --kind postgres`, as the first page shows it: one command makes PostgreSQL and its etcd on this machine.
+
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use super::{Shop, VERSION, psql};
+use crate::common::{Run, Sandbox};
+
+/// The second example of the first page.
+fn example() -> &'static str {
+    let page = include_str!("../../../../../README.md");
+    page.split("```").find(|block| block.contains(" --kind postgres")).expect("an example")
+}
+
+/// What a user types there, and what the page says that is printed.
+fn typed_and_printed() -> (Vec<&'static str>, Vec<&'static str>) {
+    let lines: Vec<&str> = example().lines().filter(|line| !line.is_empty()).collect();
+    let (typed, printed): (Vec<&str>, Vec<&str>) = lines.into_iter().partition(|line| line.starts_with("$ "));
+    (typed.into_iter().map(|line| &line[2..]).collect(), printed)
+}
+
+/// A shell in the sandbox that finds `quorate`.
+fn shell(sandbox: &Sandbox, program: &str, arguments: &[&str]) -> Command {
+    let quorate = sandbox.command(&[]);
+    let programs = Path::new(quorate.get_program()).parent().expect("a directory").to_owned();
+    let set = |wanted: &str| {
+        let mut found = quorate.get_envs().filter(|(name, _)| *name == wanted);
+        found.next().and_then(|(_, value)| value?.to_str()).expect("it is set").to_owned()
+    };
+    let mut command = Command::new(program);
+    command.args(arguments).envs(quorate.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    command.env("PATH", format!("{}:{}", programs.display(), set("PATH")));
+    command.current_dir(sandbox.path()).stdin(Stdio::null());
+    command
+}
+
+fn types(sandbox: &Sandbox, line: &str) -> Run {
+    shell(sandbox, "sh", &["-ec", line]).output().expect("a shell").into()
+}
+
+/// The same at a terminal, with `y` as the answer.
+fn types_and_confirms(sandbox: &Sandbox, line: &str) -> Run {
+    let mut command = shell(sandbox, "script", &["--quiet", "--return", "--command", line, "/dev/null"]);
+    command.env("NO_COLOR", "1").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut terminal = command.spawn().expect("script runs");
+    terminal.stdin.take().expect("a pipe").write_all(b"y\n").expect("it reads");
+    terminal.wait_with_output().expect("it ends").into()
+}
+
+/// The processes of one cluster's machines.
+fn running(shop: &Shop, cluster: &str) -> Vec<(u32, String)> {
+    let machines = format!("/machines/{cluster}/");
+    shop.sandbox.processes().into_iter().filter(|(_, line)| line.contains(&machines)).collect()
+}
+
+#[test]
+fn one_command_makes_postgresql_and_its_etcd_and_the_first_page_tells_the_truth() {
+    let (typed, printed) = typed_and_printed();
+    let [up, query, switchover] = typed[..] else { panic!("{typed:?}") };
+    assert!(!printed.is_empty(), "{}", example());
+    let shop = Shop { sandbox: Sandbox::new(VERSION) };
+    let made = types(&shop.sandbox, up).ok();
+    for line in printed {
+        assert!(made.stdout.lines().any(|found| found == line), "{line:?} is not in\n{}", made.stdout);
+    }
+    let status = shop.sandbox.status("shop-etcd");
+    assert_eq!((&status["verdict"], status["members"].as_array().map(Vec::len)), (&"healthy".into(), Some(3)));
+    let status = shop.status();
+    assert_eq!((&status["verdict"], status["members"].as_array().map(Vec::len)), (&"healthy".into(), Some(3)));
+    // Commits wait for a standby, and stop without one.
+    assert_eq!((&status["postgres"]["synchronous_nodes"], &status["postgres"]["strict"]), (&1.into(), &true.into()));
+    shop.member_with("sync standby");
+    let superuser = shop.env(&[]);
+    let standbys = "select count(*) from pg_stat_replication where state = 'streaming' and sync_state = 'sync'";
+    assert_eq!(psql(&superuser, standbys).ok().stdout, "1\n");
+
+    let answer = types(&shop.sandbox, query).ok().stdout;
+    assert!(answer.contains("PostgreSQL 15."), "{answer}");
+    let encrypted = "select ssl from pg_stat_ssl where pid = pg_backend_pid()";
+    assert_eq!(psql(&superuser, encrypted).ok().stdout, "t\n");
+    let mut plain = superuser.clone();
+    plain.insert(String::from("PGSSLMODE"), String::from("disable"));
+    assert!(psql(&plain, "select 1").fails().stderr.contains("pg_hba.conf rejects connection"));
+    psql(&superuser, "create table kept as select 7 as n").ok();
+
+    let before = shop.primary();
+    let moved = types_and_confirms(&shop.sandbox, switchover).ok();
+    assert!(moved.stdout.contains(&format!("switch the primary from {before} to ")), "{moved:?}");
+    assert_ne!(shop.primary(), before, "{moved:?}");
+
+    // Off, and on again: both clusters by the same command, with their data.
+    shop.sandbox.quorate(&["down", "shop", "--yes"]).ok();
+    assert_eq!(running(&shop, "shop"), []);
+    assert_eq!(shop.status()["verdict"], "off");
+    shop.sandbox.quorate(&["down", "shop-etcd", "--yes"]).ok();
+    assert_eq!(shop.sandbox.processes(), []);
+    let again = types(&shop.sandbox, up).ok();
+    assert!(again.stderr.contains("cluster shop already exists; continuing with its settings"), "{again:?}");
+    assert_eq!(psql(&superuser, "table kept").ok().stdout, "7\n");
+    assert_eq!(shop.status()["verdict"], "healthy");
+
+    shop.sandbox.quorate(&["destroy", "shop", "--yes", "--without-backup"]).ok();
+    assert_eq!(running(&shop, "shop"), []);
+    shop.sandbox.quorate(&["destroy", "shop-etcd", "--yes", "--without-backup"]).ok();
+    assert_eq!(shop.sandbox.processes(), []);
+    assert!(!shop.sandbox.has_machines());
+}
