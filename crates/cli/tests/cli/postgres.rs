@@ -2,6 +2,7 @@
 //! confirmed is lost.
 
 mod backups;
+mod bootstrap;
 mod minor;
 mod older_etcd;
 mod older_patroni;
