@@ -82,7 +82,11 @@ fn run_cells<C: Rehearsal>(lab: &Lab, options: &Options, all: Vec<C>) -> Result<
     etcd::ensure(lab, false)?;
     let programs = match options.kind {
         Kind::Etcd => Vec::new(),
-        Kind::Postgres => vec![crate::postgres::ensure(lab)?, crate::postgres::newer::ensure(lab)?],
+        Kind::Postgres => {
+            let programs = vec![crate::postgres::ensure(lab)?, crate::postgres::newer::ensure(lab)?];
+            crate::postgres::minor::ensure(lab)?;
+            programs
+        }
     };
     let ground = Ground::prepare(lab, programs)?;
     let began = Instant::now();

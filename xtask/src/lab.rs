@@ -82,6 +82,11 @@ impl Lab {
         self.root.join("postgres").join(version.to_string())
     }
 
+    /// The minor release before the machine's.
+    pub fn older_postgres(&self) -> PathBuf {
+        self.root.join("postgres/15-older")
+    }
+
     /// SeaweedFS's one program.
     pub fn weed(&self) -> PathBuf {
         self.root.join("seaweedfs/weed")

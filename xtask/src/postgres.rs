@@ -1,6 +1,7 @@
 //! `cargo xtask postgres`: PostgreSQL from Debian's package, and Patroni from PyPI in an environment in the lab. Links to Patroni's programs are
 //! put into a separate directory, last and by a rename: it is there whole or not at all. Repeating it costs nothing and needs no network.
-//! A second major version, to upgrade to, is only unpacked (`newer.rs`), and so is Debian's older Patroni (`older.rs`).
+//! A second major version, to upgrade to, is only unpacked (`newer.rs`), and so is Debian's older Patroni (`older.rs`). A second minor release is
+//! made of the installed one (`minor.rs`).
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -13,6 +14,7 @@ use crate::host::{self, Need};
 use crate::lab::{Filling, Lab};
 use crate::weed::python;
 
+pub mod minor;
 pub mod newer;
 mod older;
 
@@ -40,6 +42,7 @@ pub fn run(lab: &Lab) -> Result<()> {
     println!("Patroni {VERSION}  {}", programs.display());
     println!("Patroni {}  {}", older::VERSION, older::ensure(lab)?.display());
     println!("PostgreSQL {}  {}", newer::VERSION, newer::ensure(lab)?.display());
+    println!("PostgreSQL 15, the minor release before  {}", minor::ensure(lab)?.display());
     Ok(())
 }
 

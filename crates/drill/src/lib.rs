@@ -74,6 +74,8 @@ pub enum DrillError {
     CannotBeFirst { scenario: &'static str },
     #[error("there is nothing to restore, as no backup could be taken: {why}")]
     NoBackup { why: String },
+    #[error("the primary does not move, which it must before etcd is restored: {why}")]
+    NoSwitchover { why: String },
     #[error("a learner cannot be added at an address where nothing answers: {why}")]
     NoGhost { why: String },
     #[error("there is no {role} to inject the fault into: {why}")]

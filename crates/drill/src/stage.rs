@@ -44,6 +44,11 @@ pub(super) trait Scene {
     /// Whether the change must be asked for with the same words again after an interruption, or the ledger knows it.
     fn must_repeat(&self, during: &[String]) -> bool;
 
+    /// The cluster whose ledger knows a change that was interrupted.
+    async fn interrupted(&self, _during: &[String]) -> String {
+        self.site().cluster.clone()
+    }
+
     /// Done under the traffic before the change begins.
     async fn before_change(&mut self, _during: &[String], _clock: Clock) -> Result<Option<Mark>, DrillError> {
         Ok(None)
@@ -118,7 +123,7 @@ impl<'a, S: Scene> Stage<'a, S> {
     async fn settled_before(&self) -> Result<(), DrillError> {
         let deadline = Instant::now() + SETTLING;
         loop {
-            let ended = self.start(&self.remembered(), Clock::begin())?.end().await;
+            let ended = self.start(&remembered(&self.site().cluster), Clock::begin())?.end().await;
             let missed: Vec<Check> = self.scene.checks().await.into_iter().filter(|c| !c.passed).collect();
             match missed.first() {
                 None if ended.code == Some(0) => return Ok(()),
@@ -131,15 +136,10 @@ impl<'a, S: Scene> Stage<'a, S> {
         }
     }
 
-    /// The spec as the ledger remembers it.
-    fn remembered(&self) -> Vec<String> {
-        ["apply", &self.site().cluster, "--yes"].map(str::to_owned).into()
-    }
-
     /// What a new controller is told: the same words again; or, where the ledger remembers them, to carry on.
-    fn resumption(&self) -> Vec<String> {
+    async fn resumption(&self) -> Vec<String> {
         let during = &self.options.during;
-        if self.scene.must_repeat(during) { during.clone() } else { self.remembered() }
+        if self.scene.must_repeat(during) { during.clone() } else { remembered(&self.scene.interrupted(during).await) }
     }
 
     fn start(&self, arguments: &[String], clock: Clock) -> Result<Running, DrillError> {
@@ -264,7 +264,7 @@ impl<'a, S: Scene> Stage<'a, S> {
                 let power_cut = Scenario { fault, target: Target::Follower, ..self.scenario };
                 workload.mark(self.strike(Fault::PowerCut, power_cut, clock).await?);
             }
-            command = self.remembered();
+            command = remembered(&self.site().cluster);
         }
         // Each run gets one line further than the last: to the first at which none was disturbed yet. A step whose order was on
         // its way when the controller died is done all the same, and the next run begins after it.
@@ -305,7 +305,7 @@ impl<'a, S: Scene> Stage<'a, S> {
             (self.tell)(&text);
             workload.mark(Mark { kind, text, from, to: from });
             if !self.options.during.is_empty() {
-                command = self.resumption();
+                command = self.resumption().await;
             }
         }
         Ok(())
@@ -316,7 +316,7 @@ impl<'a, S: Scene> Stage<'a, S> {
         let deadline = Instant::now() + SETTLING;
         let mut pause = LOOK_AGAIN;
         loop {
-            let ended = self.start(&self.resumption(), workload.clock())?.end().await;
+            let ended = self.start(&self.resumption().await, workload.clock())?.end().await;
             let mut found = self.scene.checks().await;
             ended.marks.into_iter().for_each(|mark| workload.mark(mark));
             let (done, found_words) = (ended.code == Some(0), ended.last_words);
@@ -364,6 +364,11 @@ impl Blow {
         drop(harm);
         Mark { kind: MarkKind::Fault, text, from, to: clock.now() }
     }
+}
+
+/// The spec as the ledger of a cluster remembers it.
+fn remembered(cluster: &str) -> Vec<String> {
+    ["apply", cluster, "--yes"].map(str::to_owned).into()
 }
 
 /// A change may be refused or fail half-way because of the fault, and is resumed then; but one that does nothing at all is none.

@@ -144,6 +144,11 @@ impl Place<'_> {
         bail!("`quorate {}` did not end within {} s", arguments.join(" "), PATIENCE.as_secs())
     }
 
+    /// The programs of the minor release before the installed PostgreSQL.
+    pub fn older_postgres(&self) -> PathBuf {
+        self.lab.older_postgres()
+    }
+
     /// Where its backups go.
     pub fn backups(&self) -> PathBuf {
         self.path("backups")

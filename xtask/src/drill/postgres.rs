@@ -17,6 +17,10 @@ pub enum Change {
     None,
     /// A parameter that needs a restart of every member.
     Parameter,
+    /// A parameter that every member takes up while it serves.
+    Reload,
+    /// Another minor release. It is in another directory, because the drill would find it too soon in the place of the one that runs.
+    MinorUpgrade,
     /// Another major version, which stops all clients for a while.
     Upgrade,
     Scale {
@@ -24,14 +28,19 @@ pub enum Change {
         to: usize,
     },
     Replace(Role),
+    /// The new machine gets the data of the old one.
+    ReplaceKept(Role),
     /// A machine is gone permanently.
     DeadMachine(Role),
     /// A replica's disk was wiped.
     WipedDisk,
     /// Another member becomes the primary.
     Switchover,
-    /// Commits wait for two standbys instead of one.
-    Synchronous,
+    /// How many standbys commits wait for.
+    Synchronous {
+        from: usize,
+        to: usize,
+    },
     /// Another lease of Patroni.
     Lease,
     /// The members' certificates get another name.
@@ -44,6 +53,8 @@ pub enum Change {
     DcsUpgrade,
     /// One of its members goes, and another comes.
     DcsMember,
+    /// It goes back to a backup from before the primary moved.
+    DcsRestore,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -76,6 +87,8 @@ const ROWS: &[Row] = &[
     (Change::Parameter, &["kill-controller", "power-cut-replica"], &[
         "calm", "stop-controller", "kill-primary", "kill-sync", "kill-patroni-primary", "power-cut-primary", "stop-primary",
     ]),
+    (Change::Reload, &[], &["calm", "kill-controller"]),
+    (Change::MinorUpgrade, &[], &["calm", "kill-controller"]),
     (Change::Upgrade, &[], &["calm", "kill-controller", "kill-replica", "power-cut-replica"]),
     (Change::Scale { from: 3, to: 4 }, &["kill-controller"], &[
         "calm", "kill-clone", "power-cut-clone", "kill-primary", "power-cut-primary",
@@ -83,18 +96,25 @@ const ROWS: &[Row] = &[
     (Change::Scale { from: 4, to: 3 }, &[], &["calm", "kill-controller", "kill-primary"]),
     (Change::Replace(Role::Primary), &[], &["calm", "kill-controller", "power-cut-clone", "kill-sync"]),
     (Change::Replace(Role::Replica), &[], &["calm", "kill-controller", "kill-primary"]),
+    (Change::ReplaceKept(Role::Primary), &[], &["calm", "kill-controller"]),
     (Change::DeadMachine(Role::Primary), &[], &["calm", "kill-controller"]),
     (Change::DeadMachine(Role::Replica), &[], &["calm", "kill-controller"]),
     (Change::WipedDisk, &[], &["calm", "kill-controller"]),
     (Change::Switchover, &[], &["calm", "kill-controller", "kill-sync"]),
-    (Change::Synchronous, &[], &["calm", "kill-controller"]),
+    (Change::Synchronous { from: 1, to: 2 }, &[], &["calm", "kill-controller"]),
+    (Change::Synchronous { from: 2, to: 1 }, &[], &["calm", "kill-controller"]),
     (Change::Lease, &[], &["calm", "kill-controller", "kill-primary"]),
     (Change::Certificates, &[], &["calm", "kill-controller", "kill-primary"]),
     (Change::Passwords, &[], &["calm", "kill-controller", "kill-primary"]),
     (Change::DcsPassword, &[], &["calm", "kill-controller"]),
     (Change::DcsUpgrade, &["calm"], &["kill-controller", "kill-primary"]),
     (Change::DcsMember, &[], &["calm", "kill-controller"]),
+    (Change::DcsRestore, &[], &["calm", "kill-controller"]),
 ];
+
+/// The longest that writes may pause, in seconds, where nothing restarts and nothing moves. Of other changes the drill itself judges how long
+/// they may: it knows Patroni's times.
+const UNDISTURBED: f64 = 3.0;
 
 pub fn all() -> Vec<Cell> {
     let cells = |(change, quick, others): &Row| {
@@ -117,8 +137,7 @@ impl Rehearsal for Cell {
         let during = self.during(place)?;
         place.write("c.yaml", &after.spec(place)?)?;
         let told = drill(place, self.fault, self.first(), during.as_deref())?;
-        // The drill itself judges how long writes may pause: it knows Patroni's times.
-        Ok(judge(&told, f64::INFINITY))
+        Ok(judge(&told, if self.change == Change::Reload { UNDISTURBED } else { f64::INFINITY }))
     }
 }
 
@@ -128,7 +147,10 @@ struct Shape {
     /// The numbers of the members.
     members: Vec<usize>,
     version: u16,
+    /// The minor release before the installed one.
+    is_older: bool,
     connections: u32,
+    work_mem: &'static str,
     /// How many standbys commits wait for.
     synchronous: usize,
     /// Of Patroni, in seconds.
@@ -141,19 +163,25 @@ struct Shape {
     etcds: Vec<usize>,
     minor: u32,
     namespaces: bool,
+    /// Whether data outlives its machine.
+    keeps_data: bool,
+    /// Whether backups are taken of the etcd cluster.
+    backups: bool,
 }
 
 impl Cell {
     /// Before the change, and after it.
     fn shapes(&self) -> (Shape, Shape) {
         // A majority is lost or restarted only where there are others.
-        let touches_dcs = matches!(self.change, Change::DcsUpgrade | Change::DcsMember);
+        let touches_dcs = matches!(self.change, Change::DcsUpgrade | Change::DcsMember | Change::DcsRestore);
         let etcds = if self.fault.contains("dcs") || touches_dcs { vec![1, 2, 3] } else { vec![1] };
         let namespaces = self.fault.starts_with("partition-");
         let before = Shape {
             members: vec![1, 2, 3],
             version: 15,
+            is_older: self.change == Change::MinorUpgrade,
             connections: 50,
+            work_mem: "4MB",
             synchronous: 1,
             lease: 20,
             named: false,
@@ -161,27 +189,35 @@ impl Cell {
             etcds,
             minor: 5,
             namespaces,
+            keeps_data: matches!(self.change, Change::ReplaceKept(_)),
+            backups: self.change == Change::DcsRestore,
         };
         let same = before.clone();
         let members = |count| (1..=count).collect();
         match self.change {
             Change::Parameter => (before, Shape { connections: 60, ..same }),
+            Change::Reload => (before, Shape { work_mem: "8MB", ..same }),
             Change::Upgrade => (before, Shape { version: newer::VERSION, ..same }),
             Change::Scale { from, to } => {
                 (Shape { members: members(from), ..before }, Shape { members: members(to), ..same })
             }
-            Change::Synchronous => (before, Shape { synchronous: 2, ..same }),
+            Change::Synchronous { from, to } => {
+                (Shape { synchronous: from, ..before }, Shape { synchronous: to, ..same })
+            }
             Change::Lease => (before, Shape { lease: 25, ..same }),
             Change::Certificates => (before, Shape { named: true, ..same }),
             Change::DcsUpgrade => (before, Shape { minor: 6, ..same }),
             Change::DcsMember => (before, Shape { etcds: vec![1, 2, 4], ..same }),
+            Change::MinorUpgrade => (before, Shape { is_older: false, ..same }),
             Change::None
             | Change::Replace(_)
+            | Change::ReplaceKept(_)
             | Change::DeadMachine(_)
             | Change::WipedDisk
             | Change::Switchover
             | Change::Passwords
-            | Change::DcsPassword => (before, same),
+            | Change::DcsPassword
+            | Change::DcsRestore => (before, same),
         }
     }
 
@@ -199,16 +235,21 @@ impl Cell {
     fn during(&self, place: &Place) -> Result<Option<String>> {
         Ok(match self.change {
             Change::None => None,
-            Change::Replace(role) => Some(format!("replace {CLUSTER} {} --yes", member(place, role)?)),
+            Change::Replace(role) | Change::ReplaceKept(role) => {
+                Some(format!("replace {CLUSTER} {} --yes", member(place, role)?))
+            }
             Change::DeadMachine(_) => Some(String::from("apply c.yaml --now --yes")),
             Change::Switchover => Some(format!("switchover {CLUSTER} --yes")),
             Change::Passwords => Some(format!("passwords rotate {CLUSTER} --yes")),
             Change::DcsPassword => Some(format!("passwords rotate {CLUSTER} --dcs --yes")),
+            Change::DcsRestore => Some(format!("restore {DCS} --yes")),
             Change::Upgrade => Some(String::from("apply c.yaml --allow-downtime --yes")),
             Change::Parameter
+            | Change::Reload
+            | Change::MinorUpgrade
             | Change::Scale { .. }
             | Change::WipedDisk
-            | Change::Synchronous
+            | Change::Synchronous { .. }
             | Change::Lease
             | Change::Certificates
             | Change::DcsUpgrade
@@ -219,23 +260,32 @@ impl Cell {
 
 impl Shape {
     fn spec(&self, place: &Place) -> Result<String> {
-        let Shape { members, version, connections, synchronous, lease, named, proxies, etcds, minor, namespaces } =
-            self;
+        let Shape { members, version, connections, work_mem, synchronous, lease, etcds, minor, .. } = self;
         let members: Vec<String> = members.iter().map(|number| format!("{{name: pg-{number}}}")).collect();
         let etcds: Vec<String> = etcds.iter().map(|number| format!("{{name: etcd-{number}}}")).collect();
         let (etcd, programs) = place.etcd(*minor)?;
-        let network = if *namespaces { "    provider: {local: {network: netns}}\n" } else { "" };
-        let names = if *named { "    tls: {extra_sans: [db.example.org]}\n" } else { "" };
-        let machines = if *proxies { "machines: [{name: proxy-1}, {name: proxy-2}], " } else { "" };
+        let network = if self.namespaces { "netns" } else { "loopback" };
+        let names = if self.named { "    tls: {extra_sans: [db.example.org]}\n" } else { "" };
+        let machines = if self.proxies { "machines: [{name: proxy-1}, {name: proxy-2}], " } else { "" };
+        let older = match self.is_older {
+            true => format!("      programs: {}\n", place.older_postgres().display()),
+            false => String::new(),
+        };
+        let backup = match self.backups {
+            true => format!("    backup: {{to: {{directory: {}}}}}\n", place.backups().display()),
+            false => String::new(),
+        };
         // Patroni looks every second and its lease is as short as it takes, so nothing waits longer than it must.
         Ok(format!(
-            "quorate: 1\nclusters:\n  - name: {CLUSTER}\n    members: [{}]\n{network}{names}    postgres:\n      version: {version}\n      \
-             dcs: {{cluster: {DCS}}}\n      parameters: {{max_connections: {connections}}}\n      \
-             synchronous: {{nodes: {synchronous}}}\n      haproxy: {{{machines}check_every: 500ms}}\n      \
-             patroni: {{ttl: {lease}s, loop_wait: 1s, retry_timeout: 5s}}\n  - name: {DCS}\n    members: [{}]\n{network}    etcd:\n      \
+            "quorate: 1\nclusters:\n  - name: {CLUSTER}\n    members: [{}]\n    provider: {{local: {{network: {network}, keep_data: {}}}}}\n\
+             {names}    postgres:\n      version: {version}\n{older}      dcs: {{cluster: {DCS}}}\n      \
+             parameters: {{max_connections: {connections}, work_mem: {work_mem}}}\n      synchronous: {{nodes: {synchronous}}}\n      \
+             haproxy: {{{machines}check_every: 500ms}}\n      patroni: {{ttl: {lease}s, loop_wait: 1s, retry_timeout: 5s}}\n  \
+             - name: {DCS}\n    members: [{}]\n    provider: {{local: {{network: {network}}}}}\n{backup}    etcd:\n      \
              version: {etcd}\n      binary: {{path: {}}}\n      client_auth: password\n      grpc_gateway: true\n      \
              flags: {{bcrypt-cost: 4}}\n",
             members.join(", "),
+            self.keeps_data,
             etcds.join(", "),
             programs.display()
         ))
@@ -266,19 +316,23 @@ impl fmt::Display for Change {
         match self {
             Change::None => write!(f, "none"),
             Change::Parameter => write!(f, "parameter"),
+            Change::Reload => write!(f, "reload"),
+            Change::MinorUpgrade => write!(f, "minor-upgrade"),
             Change::Upgrade => write!(f, "upgrade"),
             Change::Scale { from, to } => write!(f, "scale-{from}-{to}"),
             Change::Replace(role) => write!(f, "replace-{role}"),
+            Change::ReplaceKept(role) => write!(f, "replace-kept-{role}"),
             Change::DeadMachine(role) => write!(f, "dead-{role}"),
             Change::WipedDisk => write!(f, "wiped-disk"),
             Change::Switchover => write!(f, "switchover"),
-            Change::Synchronous => write!(f, "synchronous-1-2"),
+            Change::Synchronous { from, to } => write!(f, "synchronous-{from}-{to}"),
             Change::Lease => write!(f, "lease"),
             Change::Certificates => write!(f, "certificates"),
             Change::Passwords => write!(f, "passwords"),
             Change::DcsPassword => write!(f, "etcd-password"),
             Change::DcsUpgrade => write!(f, "etcd-upgrade"),
             Change::DcsMember => write!(f, "etcd-member"),
+            Change::DcsRestore => write!(f, "etcd-restore"),
         }
     }
 }
@@ -327,6 +381,10 @@ mod tests {
         assert!(before.version < after.version);
         let (before, after) = of(Change::Scale { from: 4, to: 3 }, "calm");
         assert_eq!((before.members.len(), after.members.len()), (4, 3));
+        let (before, after) = of(Change::Reload, "calm");
+        assert_eq!(after, Shape { work_mem: "8MB", ..before });
+        let (before, after) = of(Change::Synchronous { from: 2, to: 1 }, "calm");
+        assert_eq!((before.synchronous, after), (2, Shape { synchronous: 1, ..before.clone() }));
         let (before, after) = of(Change::DcsUpgrade, "calm");
         assert_eq!((before.etcds.len(), before.minor, after.minor), (3, 5, 6));
     }

@@ -342,6 +342,13 @@ pub fn newer_postgres() -> PathBuf {
     programs
 }
 
+/// Where `cargo xtask postgres` puts the minor release before the installed one.
+pub fn older_postgres() -> PathBuf {
+    let programs = lab_directory().join("postgres/15-older");
+    assert!(programs.join("postgres").exists(), "an older PostgreSQL 15 is missing here: run `cargo xtask postgres`");
+    programs
+}
+
 /// The directory of an etcd version that `cargo xtask etcd` made available.
 pub fn lab(version: &str) -> PathBuf {
     let directory = lab_root().join(version);

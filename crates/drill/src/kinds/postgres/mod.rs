@@ -44,7 +44,7 @@ pub(crate) async fn run(
     }
     let Some(etcd) = &settings.dcs.cluster else { return Err(DrillError::OtherDcs(site.cluster.clone())) };
     let access = lookup::access(site, ledger).await?;
-    let scene = PostgresScene::new(site, etcd.to_string());
+    let scene = PostgresScene::new(site, etcd.as_str())?;
     let mut stage = Stage::set(scene, scenario, options, tell).await?;
     let members = ledger.spec.members.len();
     let downtime = |scenario: Scenario| scenario.downtime(members, !options.during.is_empty());

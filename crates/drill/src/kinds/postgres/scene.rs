@@ -2,25 +2,51 @@
 
 use std::time::{Duration, Instant};
 
+use quorate_core::kinds::etcd::Formation;
 use quorate_core::spec::Kind;
 use tokio::time::sleep;
 
 use super::settle::{checks, members_of, status};
 use crate::command::Progress;
 use crate::machine::{Machine, every_machine, machines};
+use crate::mark::{Clock, Mark, MarkKind};
 use crate::scenario::Target;
+use crate::settle::nothing_to_do;
 use crate::stage::{APPEARANCE, LOOK_AGAIN, Scene, Struck};
 use crate::{Check, DrillError, Site};
 
 pub(super) struct PostgresScene<'a> {
     site: &'a Site,
     /// The etcd cluster that Patroni uses.
-    dcs: String,
+    dcs: Site,
+    /// Its formation when the drill began.
+    formation: Formation,
 }
 
 impl<'a> PostgresScene<'a> {
-    pub(super) fn new(site: &'a Site, dcs: String) -> Self {
-        PostgresScene { site, dcs }
+    pub(super) fn new(site: &'a Site, dcs: &str) -> Result<Self, DrillError> {
+        let dcs = Site { cluster: dcs.to_owned(), kind: Kind::Etcd, ..site.clone() };
+        let formation = dcs.ledger()?.etcd.formation;
+        Ok(PostgresScene { site, dcs, formation })
+    }
+
+    /// Whether the change restores the etcd cluster below from a backup.
+    fn restores_dcs(&self, during: &[String]) -> bool {
+        during.first().is_some_and(|verb| verb == "restore") && during.contains(&self.dcs.cluster)
+    }
+
+    fn restore_has_begun(&self) -> bool {
+        let ledger = self.dcs.ledger();
+        ledger.is_ok_and(|ledger| ledger.etcd.restore.is_some() || ledger.etcd.formation != self.formation)
+    }
+
+    /// Runs a command to its end; the reason why it failed otherwise.
+    async fn run(&self, arguments: &[&str]) -> Result<(), String> {
+        let output = self.site.program.output(arguments).await.map_err(|error| error.to_string())?;
+        match output.status.success() {
+            true => Ok(()),
+            false => Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
+        }
     }
 
     fn struck(&self, machine: Machine) -> Struck {
@@ -28,11 +54,11 @@ impl<'a> PostgresScene<'a> {
     }
 
     fn of_dcs(&self, machine: Machine) -> Struck {
-        Struck { cluster: self.dcs.clone(), machine }
+        Struck { cluster: self.dcs.cluster.clone(), machine }
     }
 
     fn dcs_machines(&self) -> Vec<Machine> {
-        machines(&self.site.home, &self.dcs, Kind::Etcd)
+        machines(&self.site.home, &self.dcs.cluster, Kind::Etcd)
     }
 
     /// The newest machines of the members with one of these roles; the first role that anybody has counts.
@@ -58,8 +84,8 @@ impl Scene for PostgresScene<'_> {
     }
 
     fn all_machines(&self) -> Vec<Struck> {
-        let of_dcs =
-            every_machine(&self.site.home, &self.dcs, Kind::Etcd).into_iter().map(|machine| self.of_dcs(machine));
+        let of_dcs = every_machine(&self.site.home, &self.dcs.cluster, Kind::Etcd).into_iter();
+        let of_dcs = of_dcs.map(|machine| self.of_dcs(machine));
         self.site.every_machine().into_iter().map(|machine| self.struck(machine)).chain(of_dcs).collect()
     }
 
@@ -97,12 +123,12 @@ impl Scene for PostgresScene<'_> {
             return Ok(());
         }
         let arguments = ["switchover", &self.site.cluster, "--to", machine.member.as_str(), "--yes"];
-        let output = self.site.program.output(&arguments).await.map_err(DrillError::Program)?;
-        if output.status.success() && self.with_role(&["primary"]).await.first() == Some(machine) {
-            return Ok(());
+        let no_target = |why| DrillError::NoTarget { role: "primary", why };
+        self.run(&arguments).await.map_err(no_target)?;
+        match self.with_role(&["primary"]).await.first() == Some(machine) {
+            true => Ok(()),
+            false => Err(no_target(format!("{} is not the primary after the switchover", machine.member))),
         }
-        let why = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-        Err(DrillError::NoTarget { role: "primary", why })
     }
 
     fn joined<'b>(&self, progress: &'b Progress) -> Option<&'b str> {
@@ -123,6 +149,28 @@ impl Scene for PostgresScene<'_> {
     }
 
     fn must_repeat(&self, during: &[String]) -> bool {
+        if self.restores_dcs(during) {
+            return !self.restore_has_begun();
+        }
         during.first().is_some_and(|verb| verb == "apply") || during.iter().any(|word| word == "--dcs")
+    }
+
+    /// A restore of the etcd cluster is completed before anything else.
+    async fn interrupted(&self, during: &[String]) -> String {
+        let is_behind = self.restores_dcs(during) && nothing_to_do(&self.dcs).await.is_err();
+        if is_behind { self.dcs.cluster.clone() } else { self.site.cluster.clone() }
+    }
+
+    /// The primary moves between the backup of the etcd cluster and its restore, so what is restored names another member as the leader.
+    async fn before_change(&mut self, during: &[String], clock: Clock) -> Result<Option<Mark>, DrillError> {
+        if !self.restores_dcs(during) {
+            return Ok(None);
+        }
+        let from = clock.now();
+        let (dcs, cluster) = (self.dcs.cluster.as_str(), self.site.cluster.as_str());
+        self.run(&["backup", "create", dcs]).await.map_err(|why| DrillError::NoBackup { why })?;
+        self.run(&["switchover", cluster, "--yes"]).await.map_err(|why| DrillError::NoSwitchover { why })?;
+        let text = format!("quorate backup create {dcs}, then quorate switchover {cluster} --yes");
+        Ok(Some(Mark { kind: MarkKind::Command, text, from, to: clock.now() }))
     }
 }
