@@ -1,16 +1,23 @@
 //! Backups of PostgreSQL: taken, proven, tampered with; points in time; and a cluster of which nothing is left but the store.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::net::TcpListener;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use super::{Shop, psql};
 use crate::backups::make_identity;
-use crate::common::{Sandbox, signal};
+use crate::common::backups::Chance;
+use crate::common::{Sandbox, eventually, signal};
 
 /// How many points in time are gone back to. More take longer and show the same.
 const MOMENTS: &str = "QUORATE_TEST_MOMENTS";
+/// Clients that write at the same time, and the transactions of each.
+const WRITERS: usize = 3;
+const TRANSACTIONS: usize = 100;
+/// Their first row.
+const WRITTEN: usize = 10_000;
 
 fn spec(members: &str, recipient: &str, store: &str, signed_by: &str) -> String {
     format!(
@@ -21,6 +28,7 @@ clusters:
     postgres:
       version: 15
       dcs: {{cluster: orders}}
+      parameters: {{track_commit_timestamp: true}}
       users: [{{name: shop}}]
       databases: [{{name: shop, owner: shop}}]
       patroni: {{ttl: 20s, loop_wait: 1s, retry_timeout: 5s}}
@@ -47,7 +55,7 @@ fn a_cluster_goes_back_to_points_in_time_and_comes_back_from_nothing() {
     let shop = Shop { sandbox };
     shop.apply().ok();
     let user = shop.env(&["--user", "shop"]);
-    psql(&user, "create table written (n bigint primary key, at timestamptz not null default clock_timestamp())").ok();
+    psql(&user, "create table written (n bigint primary key)").ok();
     psql(&user, "insert into written select generate_series(1, 1000)").ok();
 
     let taken = shop.sandbox.quorate(&["backup", "create", "shop", "--output", "json"]).ok().json();
@@ -78,23 +86,12 @@ fn a_cluster_goes_back_to_points_in_time_and_comes_back_from_nothing() {
     assert!(listed.contains("not of this cluster") && listed.contains(&label), "{listed}");
     fs::remove_dir_all(&forged).unwrap();
 
-    // Every point has exactly the rows that were committed by then.
-    let count: usize = std::env::var(MOMENTS).ok().and_then(|count| count.parse().ok()).unwrap_or(1);
-    let mut moments = Vec::new();
-    for n in 1..=count {
-        psql(&user, &format!("insert into written select generate_series({}, {})", 1000 + n * 100, 1050 + n * 100))
-            .ok();
-        let now =
-            psql(&user, "select to_char(clock_timestamp() at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')");
-        let rows = psql(&user, "select count(*) from written").ok().stdout;
-        moments.push((now.ok().stdout.trim().to_owned(), rows));
-        // Commits have times of their own.
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    psql(&user, "delete from written").ok();
-    for (moment, rows) in moments.iter().rev() {
-        shop.sandbox.quorate(&["restore", "shop", "--at", moment, "--yes"]).ok();
-        assert_eq!(psql(&user, "select count(*) from written").ok().stdout, *rows, "at {moment}");
+    // Every point has exactly the rows of the transactions that were committed by then.
+    for Moment { at, rows } in moments_under_writers(&user).into_iter().rev() {
+        shop.sandbox.quorate(&["restore", "shop", "--at", &at, "--yes"]).ok();
+        let found = rows_of(&user, "");
+        let (lost, extra): (Vec<_>, Vec<_>) = (rows.difference(&found).collect(), found.difference(&rows).collect());
+        assert!(lost.is_empty() && extra.is_empty(), "at {at} {lost:?} are missing, and {extra:?} are too many");
     }
     assert_eq!(shop.status()["verdict"], "healthy");
 
@@ -105,6 +102,7 @@ fn a_cluster_goes_back_to_points_in_time_and_comes_back_from_nothing() {
     assert_eq!(psql(&user, "select count(*) from written").ok().stdout, rows);
     shop.sandbox.quorate(&["requests", "shop", "--withdraw", "restore"]).ok();
     shop.sandbox.assert_nothing_to_do("shop.yaml");
+    a_log_that_waits_for_the_store_shows(&shop, &store);
 
     // What rests on the last full backup, and a pruned one. The replica gets nothing from another process that has the
     // port at the primary, and the primary takes the backup itself.
@@ -137,11 +135,11 @@ fn a_cluster_goes_back_to_points_in_time_and_comes_back_from_nothing() {
     let superuser = shop.env(&[]);
     let stored = psql(&superuser, "select pg_walfile_name(pg_switch_wal())").ok().stdout.trim().to_owned();
     let archived = format!("select last_archived_wal >= '{stored}' from pg_stat_archiver");
-    crate::common::eventually("the log is stored", 60, || psql(&superuser, &archived).stdout == "t\n");
+    eventually("the log is stored", 60, || psql(&superuser, &archived).stdout == "t\n");
     for (process, _) in shop.sandbox.processes() {
         signal(process, "KILL");
     }
-    crate::common::eventually("all have ended", 20, || shop.sandbox.processes().is_empty());
+    eventually("all have ended", 20, || shop.sandbox.processes().is_empty());
     fs::remove_dir_all(shop.sandbox.home()).unwrap();
     shop.sandbox.file("shop.yaml", &text(""));
     let restore = ["restore", "shop.yaml", "--cluster", "shop", "--identity", "operator.key", "--yes"];
@@ -157,6 +155,103 @@ fn a_cluster_goes_back_to_points_in_time_and_comes_back_from_nothing() {
     assert_eq!(psql(&user, "select count(*) from written").ok().stdout, rows);
     assert_eq!(shop.status()["verdict"], "healthy");
     destroyed_with_a_backup(&shop, &store);
+}
+
+/// A point in time, and what was committed by then.
+struct Moment {
+    at: String,
+    rows: BTreeSet<u64>,
+}
+
+fn rows_of(user: &BTreeMap<String, String>, which: &str) -> BTreeSet<u64> {
+    let rows = psql(user, &format!("select n from written {which}")).ok().stdout;
+    rows.lines().map(|row| row.parse().expect("a number")).collect()
+}
+
+/// Transactions that overlap with those of other writers. Each writes two rows; some are rolled back.
+fn transactions(writer: usize, chance: &mut Chance) -> String {
+    let transaction = |number: usize| {
+        let (row, pause) = (WRITTEN * writer + 2 * number, chance.below(20));
+        let end = if chance.below(5) == 0 { "rollback" } else { "commit" };
+        format!(
+            "begin; insert into written values ({row}); select pg_sleep(0.0{pause:02}); insert into written values ({}); {end};",
+            row + 1
+        )
+    };
+    (0..TRANSACTIONS).map(transaction).collect()
+}
+
+/// Random moments at which clients were writing, in their order, and what was committed by then, in PostgreSQL's own words. In the end all rows
+/// are deleted.
+fn moments_under_writers(user: &BTreeMap<String, String>) -> Vec<Moment> {
+    let count: usize = std::env::var(MOMENTS).ok().and_then(|count| count.parse().ok()).unwrap_or(1);
+    let mut chance = Chance::new();
+    let scripts: Vec<String> = (1..=WRITERS).map(|writer| transactions(writer, &mut chance)).collect();
+    std::thread::scope(|scope| {
+        for script in &scripts {
+            scope.spawn(|| psql(user, script).ok());
+        }
+    });
+    let all = rows_of(user, "");
+    let mut parts: Vec<f64> = (0..count).map(|_| chance.part()).collect();
+    parts.sort_by(f64::total_cmp);
+    let moment = |part: f64| {
+        let at = psql(
+            user,
+            &format!(
+                "select to_char((min(at) + {part} * (max(at) - min(at))) at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"') \
+                 from (select pg_xact_commit_timestamp(xmin) as at from written where n >= {WRITTEN}) as commits"
+            ),
+        );
+        let at = at.ok().stdout.trim().to_owned();
+        let rows = rows_of(user, &format!("where pg_xact_commit_timestamp(xmin) <= '{at}'"));
+        assert!(rows.iter().any(|row| *row >= WRITTEN as u64) && rows.len() < all.len(), "{at} is in the middle");
+        Moment { at, rows }
+    };
+    let moments = parts.into_iter().map(moment).collect();
+    psql(user, "delete from written").ok();
+    moments
+}
+
+/// While the store is away the log stays on the primary's disk. That shows in `status` before the disk is full.
+fn a_log_that_waits_for_the_store_shows(shop: &Shop, store: &Path) {
+    let (superuser, primary) = (shop.env(&[]), shop.primary());
+    let problem = || {
+        let status = shop.status();
+        let problems = status["backup"]["problems"].as_array().cloned().expect("a list");
+        problems
+            .iter()
+            .filter_map(|problem| problem.as_str())
+            .find(|text| text.contains("of the log on"))
+            .map(str::to_owned)
+    };
+    let finish_a_piece = || {
+        psql(&superuser, "select pg_logical_emit_message(false, 'test', 'something'), pg_switch_wal()").ok();
+    };
+    let data = format!("machines/shop/{primary}/root/var/lib/postgresql/data/pg_wal/archive_status");
+    let waiting = || -> Vec<std::path::PathBuf> {
+        let entries = fs::read_dir(shop.sandbox.home().join(&data)).expect("PostgreSQL's notes").flatten();
+        entries.map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|end| end == "ready")).collect()
+    };
+    eventually("all log is stored", 90, || waiting().is_empty());
+    let away = store.with_extension("away");
+    fs::rename(store, &away).unwrap();
+    finish_a_piece();
+    eventually("a piece of the log waits", 30, || !waiting().is_empty());
+    assert_eq!(problem(), None, "it has not waited for long");
+    // As if it had waited since then.
+    let since = SystemTime::now() - Duration::from_secs(300);
+    for piece in waiting() {
+        fs::File::options().write(true).open(piece).and_then(|file| file.set_modified(since)).unwrap();
+    }
+    let told = problem().expect("it has waited for long");
+    assert!(told.contains(&format!("of the log on {primary} ")) && told.contains("the oldest for 30"), "{told}");
+    let page = shop.sandbox.quorate(&["status", "shop"]).ok().stdout.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(page.contains("not stored yet, the oldest for"), "{page}");
+    fs::rename(&away, store).unwrap();
+    // PostgreSQL tries again at once when there is more.
+    finish_a_piece();
+    eventually("the log is stored, and nothing more is said", 120, || waiting().is_empty() && problem().is_none());
 }
 
 /// A backup that the store has lost does not count.
