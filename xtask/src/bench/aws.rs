@@ -244,7 +244,8 @@ impl<'a> Fleet<'a> {
 }
 
 impl Spec {
-    /// As `quorate init --provider aws` has it, without a data volume and without one address for clients.
+    /// As `quorate init --provider aws` has it, without a data volume and without one address for clients. moto does not know how
+    /// large an image is.
     fn yaml(&self, endpoint: &str, vpc: &str, image: &str, digest: &str) -> String {
         let members: Vec<String> = (1..=self.members).map(|number| format!("{{name: etcd-{number}}}")).collect();
         let program = format!("\x20       program: {{url: {PROGRAM:?}, sha256: {digest}}}\n");
@@ -259,6 +260,7 @@ impl Spec {
              \x20       vpc: {vpc}\n\
              \x20       instance_types: [m5.large]\n\
              \x20       image: {{id: {image}}}\n\
+             \x20       root_size: 8GiB\n\
              {}\
              \x20   members: [{}]\n\
              \x20   etcd: {{version: {}}}\n",
@@ -406,7 +408,7 @@ mod tests {
         assert!(
             yaml(true).contains("        program: {url: \"https://10.80.0.1/quorate\", sha256: 00ff}\n    members")
         );
-        assert!(!yaml(false).contains("program") && yaml(false).contains("image: {id: ami-1}\n    members"));
+        assert!(!yaml(false).contains("program") && yaml(false).contains("root_size: 8GiB\n    members"));
         assert!(yaml(false).contains("{name: etcd-5}]") && !yaml(false).contains("etcd-6"));
     }
 
