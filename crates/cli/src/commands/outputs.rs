@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use quorate_control::kinds::etcd::clients;
 use quorate_control::kinds::postgres::clients as postgres;
-use quorate_core::model::Ledger;
+use quorate_core::model::{FixtureId, FixtureKind, Ledger};
 use quorate_core::spec::Kind;
 use serde_json::{Map, Value, json};
 
@@ -55,8 +55,17 @@ async fn values(context: &Context, ledger: &Ledger) -> Result<Map<String, Value>
 fn names(ledger: &Ledger, fronts: &[String]) -> impl Iterator<Item = (&'static str, Value)> {
     // Without a balancer or a name, a front is the one address.
     let url = ledger.url().or_else(|| fronts.first().cloned());
-    let all = [("url", url), ("discovery_srv", ledger.discovery_srv())];
+    let all = [("url", url), ("discovery_srv", discovery_srv(ledger))];
     all.into_iter().filter_map(|(name, value)| Some((name, json!(value?))))
+}
+
+/// The domain for etcd's `--discovery-srv`, where the cluster's name leads to members. A name that leads to a load balancer has no SRV
+/// records.
+fn discovery_srv(ledger: &Ledger) -> Option<String> {
+    let settings = ledger.spec.provider.settings();
+    let is_made = |id: &FixtureId| id.kind == FixtureKind::Records && ledger.fixtures.0.contains_key(id);
+    let leads_to_members = settings.fixtures(&ledger.spec).iter().any(|wish| is_made(&wish.id) && !wish.to_balancer);
+    settings.cluster_name(&ledger.spec).filter(|_| leads_to_members)
 }
 
 async fn of_etcd(context: &Context, ledger: &Ledger) -> Result<(Vec<String>, PathBuf), Error> {
@@ -111,10 +120,13 @@ mod tests {
 
     #[test]
     fn a_name_in_dns_is_a_url_and_a_domain_for_discovery() {
-        let settings = json!({
-            "subnets": ["subnet-0a1b2c3d"], "instance_types": ["m7i.large"], "image": { "id": "ami-1" },
-            "dns": { "zone": "example.com", "name": "orders" },
-        });
+        let settings = |balancer: Value| {
+            let settings = json!({
+                "subnets": ["subnet-0a1b2c3d"], "instance_types": ["m7i.large"], "image": { "id": "ami-1" },
+                "dns": { "zone": "example.com", "name": "orders" }, "load_balancer": balancer,
+            });
+            Provider::Aws(Box::new(serde_json::from_value(settings).expect("settings")))
+        };
         let spec = quorate_core::spec::generated("demo", 3, versions::DEFAULT, ClientAuth::Certificate);
         let mut ledger = Ledger::new(String::from("c1"), spec.expect("a fine name").clusters.remove(0));
         let front = [String::from("https://10.0.0.21:2379")];
@@ -122,7 +134,8 @@ mod tests {
             names(ledger, &front).map(|(name, value)| (name.to_owned(), value)).collect()
         };
         assert_eq!(Value::Object(shown(&ledger)), json!({ "url": front[0] }));
-        ledger.spec.provider = Provider::Aws(Box::new(serde_json::from_value(settings).expect("settings")));
+        ledger.spec.provider = settings(Value::Null);
+        assert_eq!(Value::Object(shown(&ledger)), json!({ "url": front[0] }), "the records do not exist yet");
         let id = ledger.spec.provider.settings().fixtures(&ledger.spec).remove(0).id;
         ledger.fixtures.0.insert(id, FixtureRecord::default());
         let values = shown(&ledger);
@@ -130,6 +143,9 @@ mod tests {
         assert_eq!(Value::Object(values.clone()), expected);
         assert!(shell(&values).contains("QUORATE_DISCOVERY_SRV=orders.example.com\n"), "{}", shell(&values));
         assert!(tfvars(&values).contains("quorate_discovery_srv = \"orders.example.com\"\n"), "{}", tfvars(&values));
+        ledger.spec.provider = settings(json!({}));
+        let expected = json!({ "url": "https://orders.example.com:2379" });
+        assert_eq!(Value::Object(shown(&ledger)), expected, "the name leads to the load balancer");
     }
 
     #[test]

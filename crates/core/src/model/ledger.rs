@@ -345,15 +345,6 @@ impl Ledger {
         Some(format!("https://{name}:{CLIENT_PORT}"))
     }
 
-    /// The domain for etcd's `--discovery-srv`, where the cluster's name leads to members. A name that leads to a load balancer has no SRV
-    /// records.
-    pub fn discovery_srv(&self) -> Option<String> {
-        let settings = self.spec.provider.settings();
-        let is_made = |id: &FixtureId| id.kind == FixtureKind::Records && self.fixtures.0.contains_key(id);
-        let leads_to_members = settings.fixtures(&self.spec).iter().any(|wish| is_made(&wish.id) && !wish.to_balancer);
-        settings.cluster_name(&self.spec).filter(|_| leads_to_members)
-    }
-
     /// Where a machine was last known to be: that of a member, or of a proxy.
     pub fn known_address(&self, name: &MemberName) -> Option<IpAddr> {
         let proxy = || self.members.get(name)?.proxy.as_ref()?.addresses.first().copied();

@@ -5,8 +5,8 @@ use quorate_core::kinds::etcd::spec::ClientAuth;
 use quorate_core::kinds::etcd::versions;
 use quorate_core::model::{FixtureId, FixtureKind, FixtureRecord, Issued, IssuedCertificate, Ledger, MemberName};
 use quorate_core::planner::remember;
-use quorate_core::spec::{ClusterSpec, Provider, Size, generated};
-use serde_json::{Value, json};
+use quorate_core::spec::{Provider, Size, generated};
+use serde_json::json;
 
 use crate::scene::Scene;
 
@@ -94,27 +94,5 @@ fn records_that_were_named_by_the_id_of_their_zone_are_the_same_ones() {
     ledger.take_spec(&next);
     ledger.rename_fixtures();
     assert_eq!(ledger.fixtures.0.keys().collect::<Vec<_>>(), [&other, &now]);
-    assert_eq!(ledger.url().as_deref(), Some("https://orders.example.com:2379"));
-}
-
-#[test]
-fn a_name_that_leads_to_members_is_for_discovery_by_srv_records() {
-    let spec = |balancer: Value| {
-        let dns = json!({ "zone": "example.com", "name": "orders" });
-        let settings = json!({
-            "subnets": ["subnet-0a1b2c3d"], "instance_types": ["m7i.large"], "image": { "id": "ami-1" }, "dns": dns,
-            "load_balancer": balancer,
-        });
-        let mut spec = generated("demo", 3, versions::DEFAULT, ClientAuth::Certificate).expect("a fine name").clusters;
-        let provider = Provider::Aws(Box::new(serde_json::from_value(settings).expect("settings")));
-        ClusterSpec { provider, ..spec.remove(0) }
-    };
-    let mut ledger = Ledger::new(String::from("c1"), spec(Value::Null));
-    assert_eq!(ledger.discovery_srv(), None, "the records do not exist yet");
-    let place = String::from("example.com/orders.example.com");
-    ledger.fixtures.0.insert(FixtureId { kind: FixtureKind::Records, place }, FixtureRecord::default());
-    assert_eq!(ledger.discovery_srv().as_deref(), Some("orders.example.com"));
-    ledger.spec = spec(json!({}));
-    assert_eq!(ledger.discovery_srv(), None, "the name leads to the load balancer");
     assert_eq!(ledger.url().as_deref(), Some("https://orders.example.com:2379"));
 }
