@@ -3,11 +3,13 @@
 //! what a killed one left behind is cleared away by the next.
 
 mod agent;
+mod aws;
 mod backup;
 mod bringup;
 mod figures;
 mod filled;
 mod front;
+mod http;
 mod machines;
 mod openstack;
 mod plan;
@@ -56,6 +58,8 @@ pub enum Bench {
     Machines(machines::Options),
     /// Compare a cluster on new system containers of Incus with the same made by a bare script and by cloud-init
     Incus(machines::incus::Options),
+    /// Measure how long five members in AWS take from nothing, next to what is not quorate's, and count the calls
+    Aws(aws::Options),
     /// Count the calls of `plan` and `status` to a region of OpenStack for up to 100 clusters, next to Terraform's
     Openstack(openstack::Options),
     /// Compare clients through `quorate front` with clients through HAProxy and with direct ones
@@ -74,6 +78,7 @@ pub fn run(lab: &Lab, bench: &Bench) -> Result<()> {
         Bench::Restore(options) => restore::run(lab, options),
         Bench::Machines(options) => machines::run(lab, options),
         Bench::Incus(options) => machines::incus::run(lab, options),
+        Bench::Aws(options) => aws::run(lab, options),
         Bench::Openstack(options) => openstack::run(lab, options),
         Bench::Front(options) => front::run(lab, options),
         Bench::Postgres(options) => postgres::run(lab, options),

@@ -2,7 +2,7 @@
 //! for stories of clusters on it; an older quorate, for upgrades; Kubernetes, for clusters that it stores its objects in; a client library
 //! of etcd's v2 API, for the one that quorate serves.
 
-mod aws;
+pub mod aws;
 mod image;
 pub mod incus;
 mod kubernetes;

@@ -89,7 +89,7 @@ fn measure(ground: &Ground, lab: &Lab, version: Version, members: usize, pairs: 
     Ok(outcome)
 }
 
-fn time_floor(ground: &Ground, etcd: &Path, members: usize) -> Result<Duration> {
+pub fn time_floor(ground: &Ground, etcd: &Path, members: usize) -> Result<Duration> {
     let printed = host::read(&mut ground.bare_loop(etcd, members)?)?;
     let milliseconds: f64 = printed.trim().parse().with_context(|| format!("no time: `{printed}`"))?;
     Ok(Duration::from_secs_f64(milliseconds / 1000.0))

@@ -1,4 +1,4 @@
-//! `cargo xtask bench machines`: from `quorate apply` to three healthy members on new machines, TLS, authentication and all, against the
+//! `cargo xtask bench machines`: from `quorate apply` to healthy members on new machines, TLS, authentication and all, against the
 //! same machines started by a bare script from the same image and a ready-made seed, and against a trimmed cloud-init. All are emulated,
 //! in libvirt's lab, and take turns, so that whatever else the host does meets all of them.
 
@@ -7,11 +7,11 @@ mod bare;
 mod certificates;
 mod cloud_init;
 mod compared;
+mod emulated;
 mod image;
 pub mod incus;
 mod members;
 mod quorate;
-mod trio;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -25,7 +25,7 @@ use crate::lab::Lab;
 use crate::labs::libvirt;
 use crate::labs::libvirt::machine::Wanted;
 use compared::{Aims, Outcome, Round};
-use trio::Trio;
+use emulated::Emulated;
 
 const AIMS: Aims = Aims { machines: "emulated machines", of_bare: 1.15, of_cloud_init: 0.5 };
 /// In memory, and gone with the namespaces.
@@ -38,6 +38,9 @@ pub struct Options {
     /// How often each of the three runs
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
+    /// How many members the cluster has
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=9))]
+    members: u8,
     /// Without cloud-init, which takes longest
     #[arg(long)]
     without_cloud_init: bool,
@@ -57,9 +60,9 @@ pub fn run(lab: &Lab, options: &Options) -> Result<()> {
 fn enter(lab: &Lab, options: &Options) -> Result<()> {
     host::install_missing(&NEEDS)?;
     let machine = libvirt::prepare(lab, Wanted { cloud_init: !options.without_cloud_init })?;
-    let rounds = options.rounds.to_string();
+    let (rounds, members) = (options.rounds.to_string(), options.members.to_string());
     let program = machine.program.to_str().context("the path of quorate is not text")?;
-    let mut words = vec!["bench", "machines", "--rounds", &rounds, "--inside", program];
+    let mut words = vec!["bench", "machines", "--rounds", &rounds, "--members", &members, "--inside", program];
     words.extend(options.without_cloud_init.then_some("--without-cloud-init"));
     libvirt::enter(&machine, &words)
 }
@@ -69,17 +72,18 @@ fn measure(lab: &Lab, options: &Options, program: &Path) -> Result<()> {
     let ground = Path::new(GROUND);
     fs::create_dir_all(ground).with_context(|| format!("cannot create {GROUND}"))?;
     let version = etcd::ensure_any(lab)?;
-    let trio = Trio { etcdctl: lab.etcd(version).join("etcdctl"), ground: ground.to_owned() };
+    let members = emulated::members(options.members.into());
+    let emulated = Emulated { members, etcdctl: lab.etcd(version).join("etcdctl"), ground: ground.to_owned() };
     eprintln!("making images and seeds");
-    let quorate = quorate::prepare(ground, program)?;
-    let bare = bare::prepare(&trio)?;
-    let cloud_init = if options.without_cloud_init { None } else { Some(cloud_init::prepare(&trio)?) };
-    let mut outcome = Outcome { aims: AIMS, rounds: Vec::new() };
+    let quorate = quorate::prepare(ground, program, members)?;
+    let bare = bare::prepare(&emulated)?;
+    let cloud_init = if options.without_cloud_init { None } else { Some(cloud_init::prepare(&emulated)?) };
+    let mut outcome = Outcome { members: members.count, aims: AIMS, rounds: Vec::new() };
     for number in 1..=options.rounds {
-        let bare = trio.sample(&bare).context("the bare script")?;
+        let bare = emulated.sample(&bare).context("the bare script")?;
         let quorate = quorate.sample()?;
         eprint!("{number}/{}: quorate {}; bare script {}", options.rounds, seconds(quorate), seconds(bare));
-        let cloud_init = cloud_init.as_ref().map(|seeds| trio.sample(seeds)).transpose().context("cloud-init")?;
+        let cloud_init = cloud_init.as_ref().map(|seeds| emulated.sample(seeds)).transpose().context("cloud-init")?;
         eprintln!("{}", cloud_init.map(|time| format!("; cloud-init {}", seconds(time))).unwrap_or_default());
         outcome.rounds.push(Round { quorate, bare, cloud_init });
     }

@@ -5,7 +5,6 @@
 //! is on the PATH, a plan of it refreshes as many servers.
 
 mod cloud;
-mod http;
 mod server;
 mod terraform;
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use quorate_control::kinds::etcd::clients;
 use quorate_control::kinds::postgres::clients as postgres;
-use quorate_core::model::Ledger;
+use quorate_core::model::{FixtureId, FixtureKind, Ledger};
 use quorate_core::spec::Kind;
 use serde_json::{Map, Value, json};
 
@@ -38,8 +38,6 @@ async fn values(context: &Context, ledger: &Ledger) -> Result<Map<String, Value>
         None => ledger.spec.etcd.version.to_string(),
     };
     let fronts = clients::fronts(&context.home, ledger).await?;
-    // Without a balancer or a name, a front is the one address.
-    let url = ledger.url().or_else(|| fronts.first().cloned()).map(|url| ("url", json!(url)));
     let values = [
         ("name", json!(ledger.spec.name)),
         ("kind", json!(ledger.spec.kind)),
@@ -50,7 +48,24 @@ async fn values(context: &Context, ledger: &Ledger) -> Result<Map<String, Value>
         ("ca_file", json!(ca)),
         ("ca", json!(pem)),
     ];
-    Ok(values.into_iter().chain(url).map(|(name, value)| (name.to_owned(), value)).collect())
+    Ok(values.into_iter().chain(names(ledger, &fronts)).map(|(name, value)| (name.to_owned(), value)).collect())
+}
+
+/// What not every cluster has.
+fn names(ledger: &Ledger, fronts: &[String]) -> impl Iterator<Item = (&'static str, Value)> {
+    // Without a balancer or a name, a front is the one address.
+    let url = ledger.url().or_else(|| fronts.first().cloned());
+    let all = [("url", url), ("discovery_srv", discovery_srv(ledger))];
+    all.into_iter().filter_map(|(name, value)| Some((name, json!(value?))))
+}
+
+/// The domain for etcd's `--discovery-srv`, where the cluster's name leads to members. A name that leads to a load balancer has no SRV
+/// records.
+fn discovery_srv(ledger: &Ledger) -> Option<String> {
+    let settings = ledger.spec.provider.settings();
+    let is_made = |id: &FixtureId| id.kind == FixtureKind::Records && ledger.fixtures.0.contains_key(id);
+    let leads_to_members = settings.fixtures(&ledger.spec).iter().any(|wish| is_made(&wish.id) && !wish.to_balancer);
+    settings.cluster_name(&ledger.spec).filter(|_| leads_to_members)
 }
 
 async fn of_etcd(context: &Context, ledger: &Ledger) -> Result<(Vec<String>, PathBuf), Error> {
@@ -91,11 +106,46 @@ fn hcl(value: &Value) -> String {
 
 #[cfg(test)]
 mod tests {
+    use quorate_core::kinds::etcd::spec::ClientAuth;
+    use quorate_core::kinds::etcd::versions;
+    use quorate_core::model::FixtureRecord;
+    use quorate_core::spec::Provider;
+
     use super::*;
 
     fn known() -> Map<String, Value> {
         let known = json!({"ca": "a\nb\n", "endpoints": ["https://[::1]:2379", "https://b:2379"], "name": "it's ${x}"});
         known.as_object().cloned().unwrap_or_default()
+    }
+
+    #[test]
+    fn a_name_in_dns_is_a_url_and_a_domain_for_discovery() {
+        let settings = |balancer: Value| {
+            let settings = json!({
+                "subnets": ["subnet-0a1b2c3d"], "instance_types": ["m7i.large"], "image": { "id": "ami-1" },
+                "dns": { "zone": "example.com", "name": "orders" }, "load_balancer": balancer,
+            });
+            Provider::Aws(Box::new(serde_json::from_value(settings).expect("settings")))
+        };
+        let spec = quorate_core::spec::generated("demo", 3, versions::DEFAULT, ClientAuth::Certificate);
+        let mut ledger = Ledger::new(String::from("c1"), spec.expect("a fine name").clusters.remove(0));
+        let front = [String::from("https://10.0.0.21:2379")];
+        let shown = |ledger: &Ledger| -> Map<String, Value> {
+            names(ledger, &front).map(|(name, value)| (name.to_owned(), value)).collect()
+        };
+        assert_eq!(Value::Object(shown(&ledger)), json!({ "url": front[0] }));
+        ledger.spec.provider = settings(Value::Null);
+        assert_eq!(Value::Object(shown(&ledger)), json!({ "url": front[0] }), "the records do not exist yet");
+        let id = ledger.spec.provider.settings().fixtures(&ledger.spec).remove(0).id;
+        ledger.fixtures.0.insert(id, FixtureRecord::default());
+        let values = shown(&ledger);
+        let expected = json!({ "url": "https://orders.example.com:2379", "discovery_srv": "orders.example.com" });
+        assert_eq!(Value::Object(values.clone()), expected);
+        assert!(shell(&values).contains("QUORATE_DISCOVERY_SRV=orders.example.com\n"), "{}", shell(&values));
+        assert!(tfvars(&values).contains("quorate_discovery_srv = \"orders.example.com\"\n"), "{}", tfvars(&values));
+        ledger.spec.provider = settings(json!({}));
+        let expected = json!({ "url": "https://orders.example.com:2379" });
+        assert_eq!(Value::Object(shown(&ledger)), expected, "the name leads to the load balancer");
     }
 
     #[test]

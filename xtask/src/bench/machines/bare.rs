@@ -3,9 +3,9 @@
 
 use anyhow::Result;
 
+use super::emulated::{Emulated, PREFIX, Seeds, address, mac};
 use super::image;
 use super::members::{FIREWALL, name};
-use super::trio::{MEMBERS, PREFIX, Seeds, Trio, address, mac};
 use crate::labs::libvirt;
 
 const IMAGE: &str = "bench-bare.qcow2";
@@ -32,7 +32,7 @@ StandardError=inherit
 WantedBy=multi-user.target
 ";
 
-pub fn prepare(trio: &Trio) -> Result<Seeds> {
+pub fn prepare(emulated: &Emulated) -> Result<Seeds> {
     image::vary(IMAGE, libvirt::MACHINE_IMAGE, |root| {
         for unit in ["quorate-boot.service", "quorate-agent.service"] {
             root.disable(unit)?;
@@ -40,21 +40,21 @@ pub fn prepare(trio: &Trio) -> Result<Seeds> {
         root.put("etc/systemd/system/bare.service", UNIT)?;
         root.enable("bare.service")
     })?;
-    let certificates = trio.certificates("bare")?;
+    let certificates = emulated.certificates("bare")?;
     let disk = |number: usize| -> Result<_> {
         let member = name(number);
         let files = [
             ("setup.sh", setup(number)),
             ("etcd.network", network(number)),
-            ("etcd.service", MEMBERS.etcd_unit(number)),
+            ("etcd.service", emulated.members.etcd_unit(number)),
             ("nftables.conf", FIREWALL.to_owned()),
             ("ca.crt", certificates.read("ca.crt")?),
             ("server.crt", certificates.read(&format!("{member}.crt"))?),
             ("server.key", certificates.read(&format!("{member}.key"))?),
         ];
-        trio.seed_disk("bare", number, &files)
+        emulated.seed_disk("bare", number, &files)
     };
-    let disks = (1..=3).map(disk).collect::<Result<_>>()?;
+    let disks = emulated.members.numbers().map(disk).collect::<Result<_>>()?;
     Ok(Seeds { image: IMAGE, certificates, disks })
 }
 

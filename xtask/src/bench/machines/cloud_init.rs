@@ -4,8 +4,8 @@
 use anyhow::Result;
 
 use super::certificates::Certificates;
+use super::emulated::{Emulated, PREFIX, Seeds, address, mac};
 use super::members::{FIREWALL, Members, name};
-use super::trio::{MEMBERS, PREFIX, Seeds, Trio, address, mac};
 use super::{bare, image};
 use crate::labs::libvirt;
 
@@ -20,19 +20,19 @@ cloud_final_modules: [scripts-user]
 ssh_genkeytypes: [ed25519]
 ";
 
-pub fn prepare(trio: &Trio) -> Result<Seeds> {
+pub fn prepare(emulated: &Emulated) -> Result<Seeds> {
     image::vary(IMAGE, libvirt::CLOUD_INIT_IMAGE, |root| root.put("etc/cloud/cloud.cfg.d/99-trimmed.cfg", TRIMMED))?;
-    let certificates = trio.certificates("cloud-init")?;
+    let certificates = emulated.certificates("cloud-init")?;
     let disk = |number: usize| -> Result<_> {
         let member = name(number);
         let files = [
-            ("user-data", user_data(&MEMBERS, &certificates, number)?),
+            ("user-data", user_data(&emulated.members, &certificates, number)?),
             ("meta-data", format!("instance-id: {member}\nlocal-hostname: {member}\n")),
             ("network-config", network_config(&mac(number), &address(number), PREFIX)),
         ];
-        trio.seed_disk("cloud-init", number, &files)
+        emulated.seed_disk("cloud-init", number, &files)
     };
-    let disks = (1..=3).map(disk).collect::<Result<_>>()?;
+    let disks = emulated.members.numbers().map(disk).collect::<Result<_>>()?;
     Ok(Seeds { image: IMAGE, certificates, disks })
 }
 

@@ -18,6 +18,7 @@ pub struct Round {
 }
 
 pub struct Outcome {
+    pub members: usize,
     pub aims: Aims,
     pub rounds: Vec<Round>,
 }
@@ -73,8 +74,8 @@ impl Outcome {
         let rows: Vec<_> = self.others().into_iter().map(row).collect();
         let rounds = self.rounds.len();
         println!(
-            "From nothing to three healthy members on {}: median of {rounds} runs each, in turns, and of their ratios (least–most).\n",
-            self.aims.machines
+            "From nothing to {} healthy members on {}: median of {rounds} runs each, in turns, and of their ratios (least–most).\n",
+            self.members, self.aims.machines
         );
         print!("{}", table(["compared with", "`quorate apply`", "the other", "ratio", "allowed", ""], &rows));
     }
@@ -97,7 +98,7 @@ mod tests {
             cloud_init: Some(time(*cloud_init)),
         };
         let aims = Aims { machines: "some", of_bare: 1.15, of_cloud_init: 0.5 };
-        Outcome { aims, rounds: rounds.iter().map(round).collect() }.kept()
+        Outcome { members: 3, aims, rounds: rounds.iter().map(round).collect() }.kept()
     }
 
     #[test]

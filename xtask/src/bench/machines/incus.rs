@@ -36,7 +36,8 @@ const NEEDS: [Need; 3] = [
 ];
 const PREFIX: u8 = 16;
 /// etcd's own defaults.
-const MEMBERS: Members = Members { address, heartbeat: 100, election: 1000, patience: Duration::from_secs(120) };
+const MEMBERS: Members =
+    Members { count: 3, address, heartbeat: 100, election: 1000, patience: Duration::from_secs(120) };
 
 fn address(number: usize) -> String {
     format!("10.78.9.{number}")
@@ -80,7 +81,7 @@ fn measure(lab: &Lab, options: &Options, program: &Path, cloud_init: &Path) -> R
     let quorate = quorate::prepare(ground, program)?;
     let bare = bare::prepare(&instances)?;
     let cloud_init = cloud_init::prepare(&instances, cloud_init)?;
-    let mut outcome = Outcome { aims: AIMS, rounds: Vec::new() };
+    let mut outcome = Outcome { members: MEMBERS.count, aims: AIMS, rounds: Vec::new() };
     // The first copy of an image to the pool is not part of any comparison.
     eprintln!("a first run of each, which does not count");
     for number in 0..=options.rounds {

@@ -1,6 +1,7 @@
-//! Three members that no quorate looks after: their certificates, how etcd is started on them, and the question whether all are well.
+//! Members that no quorate looks after: their certificates, how etcd is started on them, and the question whether all are well.
 
 use std::net::{SocketAddr, TcpStream};
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread::sleep;
@@ -29,7 +30,9 @@ pub fn name(number: usize) -> String {
     format!("etcd-{number}")
 }
 
+#[derive(Clone, Copy)]
 pub struct Members {
+    pub count: usize,
     pub address: fn(usize) -> String,
     /// Both in milliseconds.
     pub heartbeat: u32,
@@ -39,15 +42,19 @@ pub struct Members {
 }
 
 impl Members {
+    pub fn numbers(&self) -> RangeInclusive<usize> {
+        1..=self.count
+    }
+
     pub fn certificates(&self, directory: PathBuf) -> Result<Certificates> {
-        let members: Vec<_> = (1..=3).map(|number| (name(number), (self.address)(number))).collect();
+        let members: Vec<_> = self.numbers().map(|number| (name(number), (self.address)(number))).collect();
         Certificates::make(directory, &members)
     }
 
     pub fn etcd_unit(&self, number: usize) -> String {
         let (name, address) = (name(number), (self.address)(number));
         let (heartbeat, election) = (self.heartbeat, self.election);
-        let all: Vec<String> = (1..=3).map(|number| self.peer(number)).collect();
+        let all: Vec<String> = self.numbers().map(|number| self.peer(number)).collect();
         format!(
             "[Unit]\nDescription=etcd\nAfter=network-online.target\nWants=network-online.target\n\n\
              [Service]\nType=exec\nUser=etcd\nRestart=always\nRestartSec=500ms\nLimitNOFILE=65536\n\
@@ -76,7 +83,7 @@ impl Members {
         last_words: impl Fn() -> String,
     ) -> Result<()> {
         // etcdctl asked too early waits longer than needed.
-        while !((1..=3).all(|number| self.answers(number)) && self.are_well(etcdctl, certificates)) {
+        while !(self.numbers().all(|number| self.answers(number)) && self.are_well(etcdctl, certificates)) {
             if begun.elapsed() > self.patience {
                 bail!("etcd was not well within {:?}\n{}", self.patience, last_words());
             }
@@ -86,7 +93,8 @@ impl Members {
     }
 
     fn are_well(&self, etcdctl: &Path, certificates: &Certificates) -> bool {
-        let endpoints: Vec<String> = (1..=3).map(|number| format!("https://{}:2379", (self.address)(number))).collect();
+        let endpoints: Vec<String> =
+            self.numbers().map(|number| format!("https://{}:2379", (self.address)(number))).collect();
         let mut command = Command::new(etcdctl);
         command.args(["endpoint", "health", "--endpoints", &endpoints.join(",")]).env("ETCDCTL_API", "3");
         for (flag, file) in [("--cacert", "ca.crt"), ("--cert", "root.crt"), ("--key", "root.key")] {

@@ -5,21 +5,21 @@ use std::path::Path;
 use anyhow::Result;
 
 use super::applied::Applied;
+use super::emulated::{ELECTION, HEARTBEAT, MEMORY, PREFIX, address};
 use super::image;
-use super::members::name;
-use super::trio::{ELECTION, HEARTBEAT, MEMORY, PREFIX, address};
+use super::members::{Members, name};
 use crate::bench::CLUSTER;
 use crate::labs::libvirt;
 
 const IMAGE: &str = "bench-quorate.qcow2";
 
 /// The lab's image may carry an older agent, or one that is not made for speed.
-pub fn prepare(ground: &Path, program: &Path) -> Result<Applied> {
+pub fn prepare(ground: &Path, program: &Path, members: Members) -> Result<Applied> {
     image::vary(IMAGE, libvirt::MACHINE_IMAGE, |root| root.copy(program, "usr/lib/quorate/quorate"))?;
-    Applied::prepare(ground, program, &spec())
+    Applied::prepare(ground, program, &spec(members))
 }
 
-fn spec() -> String {
+fn spec(members: Members) -> String {
     let network = libvirt::NAME;
     let member = |number: usize| {
         let (name, address) = (name(number), address(number));
@@ -28,7 +28,7 @@ fn spec() -> String {
              \x20       libvirt: {{interfaces: [{{network: {network}, address: {address}, prefix: {PREFIX}}}]}}\n"
         )
     };
-    let members: String = (1..=3).map(member).collect();
+    let members: String = members.numbers().map(member).collect();
     format!(
         "quorate: 1\n\
          clusters:\n\

@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use serde_json::Value;
 
 use super::cloud::Cloud;
-use super::http::Request;
+use crate::bench::http::Request;
 
 /// It answers as long as this program runs.
 pub struct Server {

@@ -4,6 +4,10 @@
 to a metadata service, and in it an agent with a root directory that its user data has configured as cloud-init would. Its data volume is a
 directory. Instances of images that `guests.py` knows get a whole system instead, if TOOLS are there. When the instance stops, its processes end.
 `bodies.py ask ENDPOINT OPERATION ARGUMENTS` prints what EC2 answers, as JSON; `SERVICE.OPERATION` asks another service.
+
+For benches: with QUORATE_LAB_AWS_EVENTS in its environment, `run` writes what happens to instances to this file. `bodies.py seeds ENDPOINT`
+prints with what the running instances were created, and `bodies.py again ENDPOINT EVENTS SEEDS` creates such instances, waits until their
+agents listen, terminates them and prints how long it took: instances without quorate's controller.
 """
 
 import base64
@@ -12,6 +16,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import boto3
@@ -20,6 +25,10 @@ MARK = "QUORATE_LAB_BODY"
 # The story's VPC, and an address in it that AWS keeps for itself.
 GATEWAY = "10.80.0.1"
 PREFIX = 16
+# Where agents listen, as the kernel shows it, and the state of a socket that listens.
+AGENT, LISTENS = f":{2390:04X}", "0A"
+# How long, in seconds, an instance may take to begin or to end.
+PATIENCE = 300
 
 
 def client(endpoint, service="ec2"):
@@ -64,6 +73,91 @@ class Network:
     def remove(self, name):
         ip("link", "delete", f"v{name[-12:]}")
         ip("netns", "delete", name)
+
+
+def is_open(table):
+    """Whether an agent listens, as a process in its network sees it. Nothing connects to it: that would be part of what is measured."""
+    try:
+        with open(table) as sockets:
+            lines = [line.split() for line in sockets]
+    except OSError:
+        return False
+    return any(line[1].endswith(AGENT) and line[3] == LISTENS for line in lines)
+
+
+class Events:
+    """What happened to instances: a line each, with the time."""
+
+    def __init__(self, path):
+        self.path, self.lock = path, threading.Lock()
+
+    def note(self, name, what):
+        if self.path:
+            with self.lock, open(self.path, "a") as out:
+                out.write(f"{time.time():.4f} {name} {what}\n")
+
+    def watch(self, name):
+        """Notes when its agent listens."""
+        if self.path:
+            threading.Thread(target=self.until_it_listens, args=(name,), daemon=True).start()
+
+    def until_it_listens(self, name):
+        inside = subprocess.Popen(["ip", "netns", "exec", name, "sleep", "600"], stdin=subprocess.DEVNULL)
+        while inside.poll() is None:
+            if any(is_open(f"/proc/{inside.pid}/net/{table}") for table in ("tcp", "tcp6")):
+                self.note(name, "listens")
+                inside.kill()
+                inside.wait()
+                return
+            time.sleep(0.01)
+
+    def read(self):
+        """When, by instance and what."""
+        with open(self.path) as lines:
+            return {(name, what): float(when) for when, name, what in map(str.split, lines)}
+
+    def wait(self, names, what):
+        """Returns the last time of all."""
+        begun, found = time.time(), {}
+        while not all((name, what) in found for name in names):
+            assert time.time() - begun < PATIENCE, f"not all of {names} have {what}: {found}"
+            time.sleep(0.02)
+            found = self.read()
+        return max(found[name, what] for name in names)
+
+
+def seeds(endpoint):
+    """With what the running instances were created."""
+    ec2, found = client(endpoint), []
+    running = [{"Name": "instance-state-name", "Values": ["running"]}]
+    for reservation in ec2.describe_instances(Filters=running)["Reservations"]:
+        for one in reservation["Instances"]:
+            asked = ec2.describe_instance_attribute(InstanceId=one["InstanceId"], Attribute="userData")
+            interface = one["NetworkInterfaces"][0]
+            seed = {"image": one["ImageId"], "type": one["InstanceType"], "subnet": interface["SubnetId"]}
+            found.append(seed | {"address": one["PrivateIpAddress"], "user_data": asked["UserData"]["Value"]})
+    return found
+
+
+def again(endpoint, events, path):
+    ec2, events = client(endpoint), Events(events)
+    with open(path) as file:
+        wanted = json.load(file)
+    made = [ec2.create_network_interface(SubnetId=one["subnet"], PrivateIpAddress=one["address"]) for one in wanted]
+    interfaces, names = [one["NetworkInterface"]["NetworkInterfaceId"] for one in made], []
+    begun = time.time()
+    for one, interface in zip(wanted, interfaces):
+        call = {"ImageId": one["image"], "InstanceType": one["type"], "MinCount": 1, "MaxCount": 1}
+        call["NetworkInterfaces"] = [{"DeviceIndex": 0, "NetworkInterfaceId": interface}]
+        # The client encodes it once more.
+        call["UserData"] = base64.b64decode(one["user_data"]).decode()
+        names.append(ec2.run_instances(**call)["Instances"][0]["InstanceId"])
+    ended = events.wait(names, "listens")
+    ec2.terminate_instances(InstanceIds=names)
+    events.wait(names, "ended")
+    for interface in interfaces:
+        ec2.delete_network_interface(NetworkInterfaceId=interface)
+    return {"seconds": ended - begun}
 
 
 def volume_of(ec2, instance):
@@ -135,6 +229,7 @@ def run(endpoint, directory, quorate, etcd, tools=None):
     import metadata
 
     ec2, network, running = client(endpoint), Network(), {}
+    events = Events(os.environ.get("QUORATE_LAB_AWS_EVENTS"))
     os.makedirs(directory, exist_ok=True)
     metadata.serve(client(endpoint), running)
     plain = Process(ec2, directory, quorate, etcd)
@@ -155,11 +250,14 @@ def run(endpoint, directory, quorate, etcd, tools=None):
             bodies.pop(name).end(name)
             running.pop(name)
             network.remove(name)
+            events.note(name, "ended")
         for name, instance in now.items():
             body = bodies.get(name) or kind(instance["ImageId"])
             if name not in bodies and body.is_ready(instance):
                 running[name] = instance
+                events.note(name, "begins")
                 network.add(instance, body.with_address)
+                events.watch(name)
                 body.begin(instance)
                 bodies[name] = body
         time.sleep(0.3)
@@ -168,8 +266,10 @@ def run(endpoint, directory, quorate, etcd, tools=None):
 if __name__ == "__main__":
     if sys.argv[1] == "run":
         run(*sys.argv[2:])
-    else:
+    elif sys.argv[1] == "ask":
         _, _, endpoint, operation, arguments = sys.argv
         service, _, operation = operation.rpartition(".")
         answer = getattr(client(endpoint, service or "ec2"), operation)(**json.loads(arguments))
         print(json.dumps(answer, default=str))
+    else:
+        print(json.dumps({"seeds": seeds, "again": again}[sys.argv[1]](*sys.argv[2:])))

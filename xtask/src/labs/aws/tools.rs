@@ -10,22 +10,29 @@ use anyhow::{Context, Result, bail};
 use crate::etcd::go::{CERTIFICATES, Module};
 use crate::host::{self, Need};
 use crate::lab::Lab;
+use crate::weed::python;
 
 const MOTO: &str = "5.2.5";
+/// The services that moto serves.
+const SERVICES: &str = "server,ec2,elbv2,route53,ssm";
+/// What was installed, in a file that is written last. Something else is installed again.
+const WHOLE: &str = "whole";
 const IGNITION: &str = "2.27.0";
 const MODULE: &str = "github.com/coreos/ignition/v2";
 /// Flatcar has no SELinux policy to label files by.
 const AS_FLATCAR: &str = "-X github.com/coreos/ignition/v2/internal/distro.selinuxRelabel=false";
 /// Ignition is linked with it.
 const BLKID: Need = Need::File { path: "/usr/include/blkid/blkid.h", package: "libblkid-dev" };
+/// Of every run: the network that instances are on.
+const ALWAYS: [Need; 1] = [Need::Command { name: "ip", package: "iproute2" }];
+/// Of whole systems.
 const NEEDS: [Need; 4] = [
     Need::Command { name: "mmdebstrap", package: "mmdebstrap" },
     Need::Command { name: "dnsmasq", package: "dnsmasq-base" },
     Need::Command { name: "useradd", package: "passwd" },
     Need::Command { name: "cc", package: "gcc" },
 ];
-/// Another list is another system.
-const SYSTEM: &str = "bookworm-1";
+const SYSTEM: &str = "bookworm";
 const PACKAGES: &str = "systemd-sysv,udev,dbus,iproute2,netbase,hostname,openssh-server,sudo,ca-certificates,curl,nftables,cloud-init,\
                         systemd-container,etcd-server,etcd-client,prometheus-node-exporter";
 /// Agents start these, or they only make a start slower.
@@ -46,9 +53,8 @@ pub fn prepare(lab: &Lab, systems: bool) -> Result<Tools> {
     let moto = lab.root().join("moto").join(MOTO);
     let ignition = lab.root().join("ignition").join(IGNITION);
     let validator = ignition.join("ignition-validate");
-    if !moto.join("whole").exists() {
-        install_moto(&moto)?;
-    }
+    host::install_missing(&ALWAYS)?;
+    install_moto(lab, &moto)?;
     if !validator.exists() {
         build(lab, "validate", &validator, false)?;
     }
@@ -56,14 +62,31 @@ pub fn prepare(lab: &Lab, systems: bool) -> Result<Tools> {
     Ok(Tools { moto, validator, tools })
 }
 
-fn install_moto(place: &Path) -> Result<()> {
+fn is_whole(place: &Path, what: &str) -> bool {
+    fs::read_to_string(place.join(WHOLE)).is_ok_and(|installed| installed == what)
+}
+
+fn finish(place: &Path, what: &str) -> Result<()> {
+    fs::write(place.join(WHOLE), what).context("cannot write into the lab directory")
+}
+
+fn install_moto(lab: &Lab, place: &Path) -> Result<()> {
+    let what = format!("moto[{SERVICES}]=={MOTO}");
+    if is_whole(place, &what) {
+        return Ok(());
+    }
+    let _filling = lab.lock()?;
+    // Asked again under the lock: another run may have done the work meanwhile.
+    if is_whole(place, &what) {
+        return Ok(());
+    }
     eprintln!("moto {MOTO}: installing it from PyPI");
     let _ = fs::remove_dir_all(place);
-    host::read(Command::new("python3").args(["-m", "venv"]).arg(place))?;
+    host::read(Command::new(python()?).args(["-m", "venv"]).arg(place))?;
     let mut pip = Command::new(place.join("bin/pip"));
-    pip.args(["install", "--quiet"]).arg(format!("moto[server,ec2,elbv2,route53,ssm]=={MOTO}"));
-    host::read(&mut pip).context("pip cannot get it: it needs the network, or a mirror that it is configured for")?;
-    fs::write(place.join("whole"), "").context("cannot write into the lab directory")
+    host::read(pip.args(["install", "--quiet", &what]))
+        .context("pip cannot get it: it needs the network, or a mirror that it is configured for")?;
+    finish(place, &what)
 }
 
 /// A program of Ignition's.
@@ -95,7 +118,8 @@ fn whole_systems(lab: &Lab, ignition: &Path) -> Result<PathBuf> {
         build(lab, "internal", ignition, true)?;
     }
     let place = lab.root().join("ec2").join(format!("{SYSTEM}-{IGNITION}"));
-    if place.join("whole").exists() {
+    let what = format!("{PACKAGES}\n{NOT_AT_BOOT}");
+    if is_whole(&place, &what) {
         return Ok(place);
     }
     eprintln!("installing the system of instances (a minute or more)");
@@ -109,8 +133,24 @@ fn whole_systems(lab: &Lab, ignition: &Path) -> Result<PathBuf> {
         debian.arg(format!("--dpkgopt=path-exclude=/usr/share/{documents}/*"));
     }
     debian.arg(format!("--customize-hook=chroot \"$1\" systemctl --quiet disable {NOT_AT_BOOT}"));
-    host::run(debian.arg("bookworm").arg(place.join("root")))?;
+    host::run(debian.arg(SYSTEM).arg(place.join("root")))?;
     fs::copy(ignition, place.join("ignition")).context("cannot copy Ignition")?;
-    fs::write(place.join("whole"), "").context("cannot write into the lab directory")?;
+    finish(&place, &what)?;
     Ok(place)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_list_of_what_to_install_is_installed_again() {
+        let place = std::env::temp_dir().join(format!("xtask-whole-{}", std::process::id()));
+        fs::create_dir_all(&place).unwrap();
+        let before = is_whole(&place, "moto[ec2]==1");
+        finish(&place, "moto[ec2]==1").unwrap();
+        let (same, other) = (is_whole(&place, "moto[ec2]==1"), is_whole(&place, "moto[ec2,ssm]==1"));
+        fs::remove_dir_all(&place).unwrap();
+        assert_eq!((before, same, other), (false, true, false));
+    }
 }

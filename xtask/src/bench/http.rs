@@ -1,4 +1,4 @@
-//! As much of HTTP as the scripted cloud needs.
+//! As much of HTTP as a scripted cloud and a proxy that counts need.
 
 use std::io::BufRead;
 
@@ -10,6 +10,8 @@ pub struct Request {
     pub method: String,
     /// Path and query.
     pub target: String,
+    /// As they came, with their line ends.
+    pub headers: Vec<String>,
     pub body: Vec<u8>,
 }
 
@@ -22,24 +24,33 @@ impl Request {
         }
         let mut words = line.split_whitespace().map(str::to_owned);
         let (Some(method), Some(target)) = (words.next(), words.next()) else { bail!("no request: {line:?}") };
-        let mut body = vec![0; body_length(reader)?];
-        reader.read_exact(&mut body)?;
-        Ok(Some(Request { method, target, body }))
+        let headers = headers(reader)?;
+        let mut request = Request { method, target, headers, body: Vec::new() };
+        let length =
+            request.header("content-length").map(str::parse::<usize>).transpose().context("no length of a body")?;
+        request.body = vec![0; length.unwrap_or_default()];
+        reader.read_exact(&mut request.body)?;
+        Ok(Some(request))
+    }
+
+    pub fn header(&self, name: &str) -> Option<&str> {
+        let all = self.headers.iter().filter_map(|line| line.split_once(':'));
+        all.filter(|(known, _)| known.eq_ignore_ascii_case(name)).map(|(_, value)| value.trim()).next()
     }
 }
 
-/// As the headers have it, which it reads to their end.
-fn body_length(reader: &mut impl BufRead) -> Result<usize> {
-    let mut length = 0;
+/// All up to the empty line.
+fn headers(reader: &mut impl BufRead) -> Result<Vec<String>> {
+    let mut all = Vec::new();
     loop {
         let mut line = String::new();
         if reader.read_line(&mut line)? == 0 {
             bail!("the request ends in its headers");
         }
-        let Some((name, value)) = line.split_once(':') else { return Ok(length) };
-        if name.eq_ignore_ascii_case("content-length") {
-            length = value.trim().parse().context("no length of a body")?;
+        if !line.contains(':') {
+            return Ok(all);
         }
+        all.push(line);
     }
 }
 
@@ -53,6 +64,7 @@ mod tests {
         let mut stream = sent.as_bytes();
         let first = Request::read(&mut stream).unwrap().unwrap();
         assert_eq!((first.method.as_str(), first.target.as_str(), &first.body[..]), ("POST", "/a", b"a=b".as_slice()));
+        assert_eq!((first.header("Host"), first.header("cookie"), first.headers.len()), (Some("x:1"), None, 2));
         let second = Request::read(&mut stream).unwrap().unwrap();
         assert_eq!((second.target.as_str(), second.body.len()), ("/b?c=d", 0));
         assert_eq!(Request::read(&mut stream).unwrap(), None);

@@ -1,4 +1,4 @@
-//! Three machines that are defined and started manually, each with a disk over the same image and a seed disk that was made before, and
+//! Machines that are defined and started manually, each with a disk over the same image and a seed disk that was made before, and
 //! the question whether etcd on all of them is well.
 
 use std::fs;
@@ -18,8 +18,7 @@ pub const PREFIX: u8 = 16;
 /// In milliseconds. Emulated machines that share two cores are late more often than others.
 pub const HEARTBEAT: u32 = 500;
 pub const ELECTION: u32 = 5000;
-pub const MEMBERS: Members =
-    Members { address, heartbeat: HEARTBEAT, election: ELECTION, patience: Duration::from_secs(600) };
+const PATIENCE: Duration = Duration::from_secs(600);
 
 pub fn address(number: usize) -> String {
     format!("10.77.9.{number}")
@@ -29,7 +28,11 @@ pub fn mac(number: usize) -> String {
     format!("52:54:00:09:00:{number:02x}")
 }
 
-/// What three machines are made of.
+pub fn members(count: usize) -> Members {
+    Members { count, address, heartbeat: HEARTBEAT, election: ELECTION, patience: PATIENCE }
+}
+
+/// What machines are made of.
 pub struct Seeds {
     /// A volume in the lab's pool.
     pub image: &'static str,
@@ -38,14 +41,15 @@ pub struct Seeds {
     pub disks: Vec<PathBuf>,
 }
 
-pub struct Trio {
+pub struct Emulated {
+    pub members: Members,
     pub etcdctl: PathBuf,
     pub ground: PathBuf,
 }
 
-impl Trio {
+impl Emulated {
     pub fn certificates(&self, of: &str) -> Result<Certificates> {
-        MEMBERS.certificates(self.ground.join(of).join("certificates"))
+        self.members.certificates(self.ground.join(of).join("certificates"))
     }
 
     /// A disk that cloud-init and scripts find by its label.
@@ -65,10 +69,12 @@ impl Trio {
     /// From the first disk to the moment at which all are well. Nothing is left of them then.
     pub fn sample(&self, seeds: &Seeds) -> Result<Duration> {
         let begun = Instant::now();
-        let started = (1..=3).try_for_each(|number| start(seeds, number));
-        let well = started.and_then(|()| MEMBERS.until_well(&self.etcdctl, &seeds.certificates, begun, last_words));
+        let started = self.members.numbers().try_for_each(|number| start(seeds, number));
+        let well = started.and_then(|()| {
+            self.members.until_well(&self.etcdctl, &seeds.certificates, begun, || last_words(self.members))
+        });
         let time = begun.elapsed();
-        let left: Vec<Result<()>> = (1..=3).map(remove).collect();
+        let left: Vec<Result<()>> = self.members.numbers().map(remove).collect();
         well?;
         left.into_iter().collect::<Result<()>>()?;
         Ok(time)
@@ -134,12 +140,12 @@ fn console(number: usize) -> String {
     format!("/var/log/libvirt/qemu/bench-{number}-console.log")
 }
 
-fn last_words() -> String {
+fn last_words(members: Members) -> String {
     let last = |number| {
         let text = fs::read(console(number)).unwrap_or_default();
         let text = String::from_utf8_lossy(&text).into_owned();
         let lines: Vec<&str> = text.lines().collect();
         format!("the console of {}:\n{}\n", name(number), lines[lines.len().saturating_sub(20)..].join("\n"))
     };
-    (1..=3).map(last).collect()
+    members.numbers().map(last).collect()
 }
