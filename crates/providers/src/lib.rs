@@ -11,6 +11,7 @@ mod marks;
 mod openstack;
 mod rules;
 mod seed_disk;
+mod stock;
 mod web;
 mod words;
 

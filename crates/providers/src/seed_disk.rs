@@ -12,6 +12,7 @@ use serde_json::{Map, Value, json};
 
 use super::ProviderError;
 use super::fat::{self, Drive};
+use super::stock::start_agent;
 
 /// Names the program that is put on seed disks, where the one that runs is not fit for it.
 pub(super) const PROGRAM_VARIABLE: &str = "QUORATE_AGENT_PROGRAM";
@@ -21,7 +22,7 @@ pub(super) fn seed_disk(seed: &Seed, machine: &Machine, program: Option<&[u8]>, 
     let pretty = |value: &Value| serde_json::to_vec_pretty(value).expect("plain data serializes");
     let seed_file = serde_json::to_vec_pretty(seed).expect("plain data serializes");
     let machine_file = serde_json::to_vec_pretty(machine).expect("plain data serializes");
-    let user_data = user_data(machine.admin.as_ref(), false, program.is_some());
+    let user_data = user_data(machine.admin.as_ref(), program.is_some());
     // YAML reads JSON, and nothing in JSON needs care with indentation.
     let network_config = pretty(&network_config(machine));
     let meta_data = pretty(&json!({
@@ -39,8 +40,8 @@ pub(super) fn seed_disk(seed: &Seed, machine: &Machine, program: Option<&[u8]>, 
     fat::disk(SEED_LABEL, &files, drive)
 }
 
-/// For stock images: has cloud-init let the admin in, and hand over to the agent. `keeps_user`: the image's default user stays.
-pub(super) fn user_data(admin: Option<&Admin>, keeps_user: bool, brings_program: bool) -> String {
+/// For stock images: has cloud-init let the admin in, and hand over to the agent.
+fn user_data(admin: Option<&Admin>, brings_program: bool) -> String {
     let mut commands = Vec::new();
     if brings_program {
         let copy = format!(
@@ -51,8 +52,8 @@ pub(super) fn user_data(admin: Option<&Admin>, keeps_user: bool, brings_program:
         );
         commands.push(json!(["sh", "-c", copy]));
     }
-    commands.push(json!(["/usr/lib/quorate/quorate", "agent", "boot", "--beside-cloud-init"]));
-    cloud_config(admin, keeps_user, commands, Map::new())
+    commands.push(start_agent(None));
+    cloud_config(admin, false, commands, Map::new())
 }
 
 /// What cloud-init does: `commands`, once, and `more`. `keeps_user`: the image's default user stays.
@@ -187,7 +188,7 @@ mod tests {
 
     #[test]
     fn user_data_names_the_program_only_where_it_is_brought() {
-        let text = |brings_program: bool| user_data(None, false, brings_program);
+        let text = |brings_program: bool| user_data(None, brings_program);
         assert!(text(true).starts_with("#cloud-config\n{"));
         assert!(text(true).contains("install -m 0755") && !text(false).contains("install"));
     }
@@ -199,7 +200,7 @@ mod tests {
             ssh_keys: vec![String::from("ssh-ed25519 AAAA ada")],
             console_password_hash: Some(String::from("$6$secret")),
         };
-        let text = user_data(Some(&admin), false, true);
+        let text = user_data(Some(&admin), true);
         let config: Value = serde_json::from_str(text.strip_prefix("#cloud-config\n").unwrap()).unwrap();
         let users = config["users"].as_array().unwrap();
         assert_eq!(users.len(), 1);

@@ -8,6 +8,7 @@ pub mod incus;
 pub mod libvirt;
 pub mod local;
 pub mod openstack;
+pub mod program;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

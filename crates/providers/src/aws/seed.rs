@@ -6,11 +6,12 @@ use base64::engine::general_purpose::STANDARD;
 use quorate_agent::api::Seed;
 use quorate_agent::api::boot::{MACHINE_FILE, Machine, SEED_FILE};
 use quorate_agent::boot::{PLACED_SEED, PROGRAM, stock_unit};
-use quorate_core::providers::aws::{AwsSettings, ProgramSource, SeedFormat};
+use quorate_core::providers::aws::{AwsSettings, SeedFormat};
 use serde_json::{Map, Value, json};
 
 use super::error::AwsError;
 use crate::seed_disk::cloud_config;
+use crate::stock::start_agent;
 
 /// What AWS takes, before it is encoded.
 const MOST_BYTES: usize = 16 * 1024;
@@ -50,24 +51,8 @@ fn cloud_init(settings: &AwsSettings, seed: &Seed, machine: &Machine) -> String 
     let mut more = Map::new();
     more.insert(String::from("write_files"), json!(files));
     more.insert(String::from("hostname"), json!(machine.hostname));
-    let boot = format!("/{PROGRAM} agent boot --beside-cloud-init");
-    let script = match &settings.program {
-        Some(program) => format!("{} && {boot}", download(program)),
-        None => boot,
-    };
     let keeps_user = settings.key_name.is_some();
-    cloud_config(machine.admin.as_ref(), keeps_user, vec![json!(["sh", "-c", script])], more)
-}
-
-/// A command of the shell that fetches the program, compares it, and puts it in place.
-fn download(program: &ProgramSource) -> String {
-    let url = format!("'{}'", program.url.replace('\'', r"'\''"));
-    let (place, sum) = (format!("/{PROGRAM}"), program.sha256.to_string());
-    let fetch = format!("{{ curl -fsSL -o {place}.new {url} || wget -qO {place}.new {url}; }}");
-    format!(
-        "mkdir -p /usr/lib/quorate && for n in 1 2 3 4 5 6 7 8 9; do {fetch} && break; sleep $n; done; \
-         echo '{sum}  {place}.new' | sha256sum -c - && chmod 0755 {place}.new && mv {place}.new {place}"
-    )
+    cloud_config(machine.admin.as_ref(), keeps_user, vec![start_agent(settings.program.as_ref())], more)
 }
 
 fn ignition(settings: &AwsSettings, seed: &Seed, machine: &Machine) -> String {
@@ -181,27 +166,6 @@ mod tests {
             script.contains(&format!("echo '{SUM}  /usr/lib/quorate/quorate.new' | sha256sum -c - &&")),
             "{script}"
         );
-    }
-
-    /// With tools that stand in for those of a machine: what has another digest is never run.
-    #[test]
-    fn only_the_program_with_that_digest_is_started() {
-        let directory = tempfile::tempdir().unwrap();
-        let place = directory.path().join("usr/lib/quorate/quorate");
-        let program = b"#!/bin/sh\ntouch \"$0.ran\"\n";
-        for (sum, runs) in [(super::super::sign::sha256(program), true), (SUM.to_owned(), false)] {
-            let _ = std::fs::remove_dir_all(directory.path().join("usr"));
-            let source = directory.path().join("source");
-            std::fs::write(&source, program).unwrap();
-            let mut settings = settings("cloud_init", &format!("file://{}", source.display()));
-            settings.program.as_mut().unwrap().sha256 = sum.parse().unwrap();
-            let script = download(settings.program.as_ref().unwrap());
-            let script = script.replace("/usr/lib", &format!("{}/usr/lib", directory.path().display()));
-            let script = format!("{script} && {}", place.display());
-            let done = Command::new("sh").args(["-c", &script]).output().unwrap();
-            assert_eq!(done.status.success(), runs, "{done:?}");
-            assert_eq!(place.with_extension("ran").exists(), runs);
-        }
     }
 
     #[test]

@@ -15,7 +15,7 @@ use quorate_core::providers::Settings;
 use quorate_core::providers::openstack::VOLUME_ZONE;
 use quorate_core::spec::{MemberSpec, Size};
 use reqwest::Method;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::catalogue::Service::{Compute, Image};
 use super::compute::{CREATING, Flavor, gone};
@@ -26,12 +26,15 @@ use super::session::Call;
 use super::volumes::{Role, Volume};
 use super::{Openstack, one_of, text};
 use crate::marks::{Mark, State};
-use crate::seed_disk::user_data;
+use crate::seed_disk::cloud_config;
+use crate::stock::start_agent;
 use crate::web::escaped;
 use crate::{Data, NewMachine, ProviderError};
 
 /// How much of a volume's id its disk has as its serial number.
 const SERIAL: usize = 20;
+/// What Nova takes as user data, in base64.
+const MOST_USER_DATA: usize = 65_535;
 
 /// All that must be known before anything is created.
 struct Prepared {
@@ -40,6 +43,8 @@ struct Prepared {
     flavor: Flavor,
     root_size: Option<Size>,
     data: DataDisk,
+    /// In base64.
+    user_data: String,
 }
 
 enum DataDisk {
@@ -69,6 +74,7 @@ impl Openstack {
         member: &MemberSpec,
         used: &[String],
     ) -> Result<Prepared, OpenstackError> {
+        let user_data = self.user_data(new)?;
         self.checked.get_or_try_init(async || self.check_version().await).await?;
         let size = self.settings.data_size_of(member);
         let kept = match new.data {
@@ -92,7 +98,7 @@ impl Openstack {
         if let Some(name) = &self.settings.key_pair {
             self.check_key_pair(name).await?;
         }
-        Ok(Prepared { image: self.image().await?, flavor, root_size, data })
+        Ok(Prepared { image: self.image().await?, flavor, root_size, data, user_data })
     }
 
     /// The id of the image.
@@ -267,7 +273,7 @@ impl Openstack {
             "config_drive": true,
             "metadata": json!(mark.parts()),
             "tags": [tag(self.spec.name.as_str())],
-            "user_data": STANDARD.encode(self.user_data(machine.admin.as_ref())),
+            "user_data": prepared.user_data,
             "personality": self.files(new, &machine, mark),
         });
         if disks.root.is_none() {
@@ -282,13 +288,23 @@ impl Openstack {
         server
     }
 
-    /// For images with cloud-init. A key pair is for its default user, which it makes only if it is asked to.
-    fn user_data(&self, admin: Option<&boot::Admin>) -> String {
-        user_data(admin, self.settings.key_pair.is_some(), false)
+    /// For images with cloud-init, in base64. It has no secret: the seed is elsewhere. A key pair is for cloud-init's default user, which
+    /// it makes only if it is asked to.
+    fn user_data(&self, new: &NewMachine<'_>) -> Result<String, OpenstackError> {
+        let machine = self.machine(new, Vec::new(), None);
+        let hostname = Map::from_iter([(String::from("hostname"), json!(machine.hostname))]);
+        let commands = vec![start_agent(self.settings.program.as_ref())];
+        let keeps_user = self.settings.key_pair.is_some();
+        let encoded = STANDARD.encode(cloud_config(machine.admin.as_ref(), keeps_user, commands, hostname));
+        if encoded.len() > MOST_USER_DATA {
+            let (member, bytes) = (new.id.member.to_string(), encoded.len());
+            return Err(OpenstackError::UserDataTooLong { member, bytes, most: MOST_USER_DATA });
+        }
+        Ok(encoded)
     }
 
     /// The seed has a token, so it is not user data, which every process on the machine can read: these files are on the config drive
-    /// alone.
+    /// alone. cloud-init, or the agent itself, takes them from there before the agent starts.
     fn files(&self, new: &NewMachine<'_>, machine: &boot::Machine, mark: &Mark) -> Value {
         let seed = new.seed(self.spec.name.as_str(), &self.cluster_id, mark.address);
         let seed = serde_json::to_vec(&seed).expect("plain data serializes");

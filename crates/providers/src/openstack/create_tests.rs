@@ -22,17 +22,6 @@ fn openstack(settings: &Value) -> Openstack {
     Openstack::new(&ledger, &serde_json::from_value(all).unwrap())
 }
 
-#[test]
-fn a_key_pair_keeps_the_user_that_it_lets_in() {
-    let user_data = |key_pair: Option<&str>| openstack(&json!({ "key_pair": key_pair })).user_data(None);
-    let users = |text: String| {
-        let config: Value = serde_json::from_str(text.strip_prefix("#cloud-config\n").unwrap()).unwrap();
-        config["users"].clone()
-    };
-    assert_eq!(users(user_data(Some("ada"))), json!(["default"]));
-    assert_eq!(users(user_data(None)), json!([]), "nobody can log in as that user");
-}
-
 /// An empty cloud that creates what it is asked for.
 struct Stage {
     script: Shared,
@@ -98,7 +87,7 @@ impl Stage {
             data,
             fence: 7,
             control_ca: "",
-            token: &Secret::new("t"),
+            token: &Secret::new(TOKEN),
             token_expires: Timestamp::now() + SignedDuration::from_hours(1),
         };
         openstack.create(&new).await
@@ -114,6 +103,14 @@ impl Stage {
         script.sent.iter().filter(|(sent, _)| sent == call).map(|(_, body)| body.clone()).collect()
     }
 
+    /// What cloud-init is told on the server, as text and as settings.
+    fn user_data(&self) -> (String, Value) {
+        let sent = self.sent("POST /v2.1/servers").remove(0);
+        let text = String::from_utf8(STANDARD.decode(sent["server"]["user_data"].as_str().unwrap()).unwrap()).unwrap();
+        let config = serde_json::from_str(text.strip_prefix("#cloud-config\n").unwrap()).unwrap();
+        (text, config)
+    }
+
     /// The mark of the machine.
     fn mark(&self) -> Value {
         self.sent("POST /v2.1/servers/s1/metadata").pop().unwrap()["metadata"].clone()
@@ -121,6 +118,92 @@ impl Stage {
 }
 
 const VOLUMES: &str = "POST /v3/p/volumes";
+const TOKEN: &str = "the-enrolment-token";
+const SUM: &str = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08";
+
+fn program(sum: &str) -> Value {
+    json!({ "url": "https://objects.example.com/v1/AUTH_p/quorate", "sha256": sum })
+}
+
+#[tokio::test]
+async fn a_key_pair_keeps_the_user_that_it_lets_in() {
+    for (key_pair, users) in [(Some("ada"), json!(["default"])), (None, json!([]))] {
+        let stage = Stage::new(&json!({ "key_pair": key_pair }));
+        stage.create(Data::Goes).await;
+        assert_eq!(stage.user_data().1["users"], users, "nobody can log in as a default user without a key");
+    }
+}
+
+#[tokio::test]
+async fn a_stock_image_gets_the_program_by_cloud_init_and_the_token_on_its_config_drive_alone() {
+    let hash = "$6$salt$hash";
+    let admin = json!({ "user": "ada", "ssh_keys": ["ssh-ed25519 AAAA ada"], "console_password_hash": hash });
+    let stage = Stage::new(&json!({ "program": program(SUM), "admin": admin }));
+    stage.create(Data::Goes).await;
+    let (text, config) = stage.user_data();
+    let script = config["runcmd"][0][2].as_str().unwrap();
+    for part in [
+        "curl -fsSL -o /usr/lib/quorate/quorate.new 'https://objects.example.com/v1/AUTH_p/quorate'",
+        &format!("echo '{SUM}  /usr/lib/quorate/quorate.new' | sha256sum -c - &&"),
+        "&& /usr/lib/quorate/quorate agent boot --beside-cloud-init",
+    ] {
+        assert!(script.contains(part), "{part} is not in {script}");
+    }
+    assert_eq!((&config["hostname"], &config["users"][0]["name"]), (&json!("etcd-1-2"), &json!("ada")));
+    assert!(!text.contains(TOKEN) && !text.contains(hash), "every process on the machine can read this: {text}");
+    // What the agent needs when it starts is on the disk that the server boots with.
+    let server = stage.sent("POST /v2.1/servers").remove(0)["server"].take();
+    assert_eq!(server["config_drive"], true);
+    let file = |name: &str| {
+        let path = format!("/{PLACED_SEED}/{name}");
+        let file = server["personality"].as_array().unwrap().iter().find(|file| file["path"] == path.as_str());
+        let content = STANDARD.decode(file.unwrap()["contents"].as_str().unwrap()).unwrap();
+        serde_json::from_slice::<Value>(&content).unwrap()
+    };
+    assert_eq!(file(SEED_FILE)["token"], TOKEN);
+    assert_eq!(file(MACHINE_FILE)["admin"]["console_password_hash"], hash);
+    let mut others = server.clone();
+    others.as_object_mut().unwrap().remove("personality");
+    assert!(!others.to_string().contains(TOKEN), "what the API shows: {others}");
+}
+
+#[tokio::test]
+async fn an_image_with_the_agent_downloads_nothing() {
+    let stage = Stage::new(&json!({}));
+    stage.create(Data::Goes).await;
+    let commands = stage.user_data().1["runcmd"].clone();
+    assert_eq!(commands, json!([["sh", "-c", "/usr/lib/quorate/quorate agent boot --beside-cloud-init"]]));
+}
+
+/// A newer program comes to machines that exist by `quorate apply` itself.
+#[tokio::test]
+async fn another_source_of_the_program_replaces_no_machine() {
+    let mut marks = Vec::new();
+    for program in [Value::Null, program(SUM), program(&SUM.replace('9', "8"))] {
+        let stage = Stage::new(&json!({ "program": program }));
+        stage.create(Data::Goes).await;
+        marks.push(stage.mark());
+    }
+    assert_eq!(marks[0]["quorate.build.image"], "m");
+    assert!(marks.iter().all(|mark| *mark == marks[0]), "{marks:#?}");
+}
+
+#[tokio::test]
+async fn user_data_that_nova_does_not_take_is_refused_before_anything_is_created() {
+    let settings = |keys: usize| {
+        let key = |n: usize| format!("ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI{n:0>60} ada");
+        let keys: Vec<String> = (0..keys).map(key).collect();
+        json!({ "program": program(SUM), "admin": { "user": "ada", "ssh_keys": keys } })
+    };
+    let stage = Stage::new(&settings(400));
+    stage.create(Data::Goes).await;
+    let longest = stage.sent("POST /v2.1/servers").remove(0)["server"]["user_data"].as_str().unwrap().len();
+    assert!(longest <= 65_535, "{longest}");
+    let stage = Stage::new(&settings(600));
+    let said = stage.try_create(Data::Goes).await.unwrap_err().to_string();
+    assert!(said.contains("the user data of etcd-1 has ") && said.contains("and Nova takes 65535: shorten"), "{said}");
+    assert!(stage.script.lock().unwrap().sent.is_empty());
+}
 
 #[tokio::test]
 async fn volumes_are_in_the_zone_that_the_spec_names_for_them() {

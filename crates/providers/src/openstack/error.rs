@@ -116,6 +116,11 @@ pub enum OpenstackError {
          availability zone list --volume`"
     )]
     OtherZone { name: String, zone: String, wanted: String },
+    #[error(
+        "the user data of {member} has {bytes} bytes in base64, and Nova takes {most}: shorten `provider.openstack.admin.ssh_keys` or \
+         `provider.openstack.program.url`"
+    )]
+    UserDataTooLong { member: String, bytes: usize, most: usize },
     #[error("the spec has no member {member}")]
     NotInSpec { member: String },
 }

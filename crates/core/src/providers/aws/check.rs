@@ -45,6 +45,9 @@ pub(super) fn check(settings: &AwsSettings, cluster: &Cluster, found: &mut Findi
             "remove `program`; `quorate apply` brings newer agents to machines itself",
         );
     }
+    if let Some(program) = &settings.program {
+        program.check(&at("program"), found);
+    }
     groups(settings, &at, found);
     sizes(settings.root_size, settings.data_size, &at, found);
     iops(settings, &at, found);

@@ -14,10 +14,11 @@ use serde::{Deserialize, Serialize};
 
 use super::access::Access;
 use super::admin::AdminSettings;
+use super::program::ProgramSource;
 use super::{MachineKind, MemberSpec, Settings};
 use crate::model::{Build, DATA_VOLUME, FixtureId, FixtureWish, ZONE};
 use crate::spec::check::{Cluster, Findings};
-use crate::spec::{AddressRange, ClusterSpec, Millis, Sha256, Size};
+use crate::spec::{AddressRange, ClusterSpec, Millis, Size};
 pub use fixtures::{Dns, LoadBalancer, SCHEME, Scheme};
 pub use vpc::{Layout, USED_ZONES, is_reserved};
 
@@ -212,17 +213,6 @@ impl fmt::Display for SeedFormat {
             SeedFormat::Quorate => "quorate",
         })
     }
-}
-
-/// Where an instance gets the agent's program: the static one, as `cargo xtask static` makes it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct ProgramSource {
-    /// Its address, such as that of an object in S3 that instances may read.
-    #[schemars(extend("format" = "uri"))]
-    pub url: String,
-    /// Its SHA-256, which is compared before it is run.
-    pub sha256: Sha256,
 }
 
 /// Types of volumes that are fast enough for etcd.

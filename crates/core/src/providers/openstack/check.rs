@@ -40,6 +40,9 @@ pub(super) fn check(settings: &OpenstackSettings, cluster: &Cluster, found: &mut
             "leave out one of them",
         );
     }
+    if let Some(program) = &settings.program {
+        program.check(&at("program"), found);
+    }
     if let Some(admin) = &settings.admin {
         admin.check(&at("admin"), found);
     }

@@ -14,6 +14,7 @@ use sha2::{Digest, Sha256};
 
 use super::access::Access;
 use super::admin::AdminSettings;
+use super::program::ProgramSource;
 use super::{MachineKind, MemberSpec, Settings};
 use crate::model::{Build, DATA_VOLUME};
 use crate::spec::check::{Cluster, Findings};
@@ -35,9 +36,12 @@ pub struct OpenstackSettings {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
     pub region: Option<String>,
-    /// The image, by name or id. It must contain quorate's agent.
+    /// The image, by name or id. It contains quorate's agent, or cloud-init, which gets the agent from `program`.
     #[schemars(length(min = 1))]
     pub image: String,
+    /// Where cloud-init gets the agent's program. If absent, the image has it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub program: Option<ProgramSource>,
     /// The flavor of each server, by name or id; a member may have another.
     #[schemars(length(min = 1))]
     pub flavor: String,
