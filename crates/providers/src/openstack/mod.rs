@@ -19,6 +19,8 @@ mod script;
 mod server;
 mod session;
 mod sweep;
+#[cfg(test)]
+mod trouble_tests;
 mod volumes;
 
 use std::cell::OnceCell;

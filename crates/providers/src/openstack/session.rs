@@ -131,10 +131,15 @@ impl Session {
     }
 
     pub(super) fn new(cloud: Cloud, retry: Retry) -> Result<Self, OpenstackError> {
+        Self::within(cloud, retry, ANSWERING)
+    }
+
+    /// An answer may take so long.
+    pub(super) fn within(cloud: Cloud, retry: Retry, answering: Duration) -> Result<Self, OpenstackError> {
         // Fails where one is installed already, which does as well.
         let _ = rustls::crypto::ring::default_provider().install_default();
         // A redirect would carry the token to wherever it leads.
-        let mut client = Client::builder().connect_timeout(CONNECTING).timeout(ANSWERING).redirect(Policy::none());
+        let mut client = Client::builder().connect_timeout(CONNECTING).timeout(answering).redirect(Policy::none());
         if let Some(path) = &cloud.ca_file {
             client = client.tls_certs_only(read_cas(path)?);
         }
