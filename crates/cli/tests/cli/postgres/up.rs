@@ -1,6 +1,5 @@
 //! `quorate up NAME --kind postgres`, as the first page shows it: one command makes PostgreSQL and its etcd on this machine.
 
-use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -37,15 +36,6 @@ fn shell(sandbox: &Sandbox, program: &str, arguments: &[&str]) -> Command {
 
 fn types(sandbox: &Sandbox, line: &str) -> Run {
     shell(sandbox, "sh", &["-ec", line]).output().expect("a shell").into()
-}
-
-/// The same at a terminal, with `y` as the answer.
-fn types_and_confirms(sandbox: &Sandbox, line: &str) -> Run {
-    let mut command = shell(sandbox, "script", &["--quiet", "--return", "--command", line, "/dev/null"]);
-    command.env("NO_COLOR", "1").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut terminal = command.spawn().expect("script runs");
-    terminal.stdin.take().expect("a pipe").write_all(b"y\n").expect("it reads");
-    terminal.wait_with_output().expect("it ends").into()
 }
 
 /// The processes of one cluster's machines.
@@ -85,8 +75,8 @@ fn one_command_makes_postgresql_and_its_etcd_and_the_first_page_tells_the_truth(
     psql(&superuser, "create table kept as select 7 as n").ok();
 
     let before = shop.primary();
-    let moved = types_and_confirms(&shop.sandbox, switchover).ok();
-    assert!(moved.stdout.contains(&format!("switch the primary from {before} to ")), "{moved:?}");
+    let moved = types(&shop.sandbox, &format!("{switchover} --yes")).ok();
+    assert!(moved.text().contains(&format!("switch the primary from {before} to ")), "{moved:?}");
     assert_ne!(shop.primary(), before, "{moved:?}");
 
     // Off, and on again: both clusters by the same command, with their data.
