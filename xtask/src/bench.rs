@@ -9,7 +9,6 @@ mod bringup;
 mod figures;
 mod filled;
 mod front;
-mod http;
 mod machines;
 mod openstack;
 mod plan;

@@ -1,4 +1,4 @@
-//! As much of HTTP as the scripted cloud needs.
+//! As much of HTTP as the scripted cloud needs, and a proxy that counts calls.
 
 use std::io::{self, BufRead, Error, ErrorKind, Write};
 
@@ -6,16 +6,18 @@ use serde_json::Value;
 
 /// A request as it was sent.
 #[derive(Debug, PartialEq)]
-pub(crate) struct Request {
-    pub(crate) method: String,
+pub struct Request {
+    pub method: String,
     /// Path and query.
-    pub(crate) target: String,
-    pub(crate) body: Vec<u8>,
+    pub target: String,
+    /// As they came, with their line ends.
+    pub headers: Vec<String>,
+    pub body: Vec<u8>,
 }
 
 impl Request {
     /// None: there is no further one.
-    pub(crate) fn read(reader: &mut impl BufRead) -> io::Result<Option<Self>> {
+    pub fn read(reader: &mut impl BufRead) -> io::Result<Option<Self>> {
         let mut line = String::new();
         if reader.read_line(&mut line)? == 0 {
             return Ok(None);
@@ -24,24 +26,32 @@ impl Request {
         let (Some(method), Some(target)) = (words.next(), words.next()) else {
             return Err(Error::new(ErrorKind::InvalidData, format!("no request: {line:?}")));
         };
-        let mut body = vec![0; body_length(reader)?];
-        reader.read_exact(&mut body)?;
-        Ok(Some(Request { method, target, body }))
+        let mut request = Request { method, target, headers: headers(reader)?, body: Vec::new() };
+        let length = request.header("content-length").map(str::parse).transpose();
+        let length = length.map_err(|error| Error::new(ErrorKind::InvalidData, error))?;
+        request.body = vec![0; length.unwrap_or_default()];
+        reader.read_exact(&mut request.body)?;
+        Ok(Some(request))
+    }
+
+    pub fn header(&self, name: &str) -> Option<&str> {
+        let all = self.headers.iter().filter_map(|line| line.split_once(':'));
+        all.filter(|(known, _)| known.eq_ignore_ascii_case(name)).map(|(_, value)| value.trim()).next()
     }
 }
 
-/// As the headers have it, which it reads to their end.
-fn body_length(reader: &mut impl BufRead) -> io::Result<usize> {
-    let mut length = 0;
+/// All up to the empty line.
+fn headers(reader: &mut impl BufRead) -> io::Result<Vec<String>> {
+    let mut all = Vec::new();
     loop {
         let mut line = String::new();
         if reader.read_line(&mut line)? == 0 {
             return Err(Error::new(ErrorKind::UnexpectedEof, "the request ends in its headers"));
         }
-        let Some((name, value)) = line.split_once(':') else { return Ok(length) };
-        if name.eq_ignore_ascii_case("content-length") {
-            length = value.trim().parse().map_err(|error| Error::new(ErrorKind::InvalidData, error))?;
+        if !line.contains(':') {
+            return Ok(all);
         }
+        all.push(line);
     }
 }
 
@@ -66,6 +76,7 @@ mod tests {
         let mut stream = sent.as_bytes();
         let first = Request::read(&mut stream).unwrap().unwrap();
         assert_eq!((first.method.as_str(), first.target.as_str(), &first.body[..]), ("POST", "/a", b"a=b".as_slice()));
+        assert_eq!((first.header("Host"), first.header("cookie"), first.headers.len()), (Some("x:1"), None, 2));
         let second = Request::read(&mut stream).unwrap().unwrap();
         assert_eq!((second.target.as_str(), second.body.len()), ("/b?c=d", 0));
         assert_eq!(Request::read(&mut stream).unwrap(), None);

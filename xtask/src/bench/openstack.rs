@@ -4,8 +4,6 @@
 //! itself has created the servers, and was killed when all were there, because nothing boots in them. Where Terraform
 //! is on the PATH, a plan of it refreshes as many servers.
 
-mod cloud;
-mod server;
 mod terraform;
 
 use std::fmt::Write;
@@ -16,13 +14,12 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use quorate_scripted_cloud::{self as cloud, Calls, Server};
 
 use super::figures::{Samples, table, verdict};
 use super::{Ground, Programs};
 use crate::etcd;
 use crate::lab::{Lab, Version};
-use cloud::Calls;
-use server::Server;
 use terraform::Terraform;
 
 const SIZES: [usize; 3] = [1, 10, 100];

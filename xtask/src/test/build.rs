@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::host;
 
 /// Packages whose tests start no cluster and wait for nothing.
-const PURE: [&str; 4] = ["quorate-core", "quorate-fuzz", "quorate-pki", "xtask"];
+const PURE: [&str; 5] = ["quorate-core", "quorate-fuzz", "quorate-pki", "quorate-scripted-cloud", "xtask"];
 
 /// A program that cargo built to run tests.
 #[derive(Clone, Debug, PartialEq)]

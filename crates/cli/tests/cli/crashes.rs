@@ -7,19 +7,9 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::common::instants::{Round, instant, seed};
 use crate::common::trio::{Login, MEMBERS, NAME, Trio, contents, member, members};
 use crate::common::{Run, eventually, signal};
-
-/// Printed when the test fails, to know which of many rounds it was.
-struct Round(String);
-
-impl Drop for Round {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            eprintln!("this happened when {}", self.0);
-        }
-    }
-}
 
 /// A killed run was followed by this: the same command again, and a look at everything. Then all is removed.
 fn goes_on_and_settles(trio: &Trio) {
@@ -74,23 +64,6 @@ fn apply_may_be_killed_at_every_step_boundary() {
 #[test]
 fn apply_with_users_and_passwords_may_be_killed_at_every_step_boundary() {
     apply_killed_at_every_step_boundary(Login::Password);
-}
-
-/// A number that tells one run from another. `QUORATE_TEST_SEED` repeats one.
-fn seed() -> u64 {
-    let given = std::env::var("QUORATE_TEST_SEED").ok().and_then(|seed| seed.parse().ok());
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    let seed = given.unwrap_or(now.as_millis() as u64 % 1_000_000);
-    eprintln!("QUORATE_TEST_SEED={seed}");
-    seed
-}
-
-/// The `index`-th of the instants that follow from a seed, as a part of the whole (splitmix64).
-fn instant(seed: u64, index: u64) -> f64 {
-    let mut z = seed.wrapping_add(index.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    (z ^ (z >> 31)) as f64 / u64::MAX as f64
 }
 
 #[test]

@@ -43,6 +43,7 @@ mod refusals;
 mod renewal;
 mod restore_clients;
 mod revocation;
+mod scripted_cloud;
 mod secrets;
 mod static_pod;
 mod store_writer;

@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 
 use anyhow::{Context, Result};
+use quorate_scripted_cloud::Request;
 
 use super::timeline::Call;
-use crate::bench::http::Request;
 
 /// It answers as long as this program runs.
 pub struct Proxy {

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result};
+use quorate_scripted_cloud::{self as cloud, Server};
 
-use super::server::Server;
-use super::{Asked, Measured, cloud};
+use super::{Asked, Measured};
 use crate::bench::Ground;
 use crate::etcd::go::{CERTIFICATES, Module};
 use crate::host;

@@ -4,6 +4,7 @@
 #![allow(dead_code, reason = "each test binary uses its own part of this")]
 
 pub mod backups;
+pub mod instants;
 pub mod intruder;
 pub mod kubelet;
 pub mod releases;
