@@ -29,9 +29,10 @@ use std::process::Command;
 use anyhow::{Context, Result};
 use clap::Subcommand;
 
+use crate::host;
 use crate::lab::{Lab, Version};
+use crate::static_build::{self, Build};
 use crate::test::build;
-use crate::{host, static_build};
 
 /// Of the benches that CI runs.
 pub const NEEDS: [host::Need; 3] = filled::NEEDS;
@@ -86,7 +87,7 @@ pub fn run(lab: &Lab, bench: &Bench) -> Result<()> {
 
 #[derive(clap::Args)]
 pub struct Measured {
-    /// Measure the static program, which machines run, instead of one for this host
+    /// Measure the labs' static program, which is hardly optimized, instead of a release build
     #[arg(long = "static")]
     static_program: bool,
 }
@@ -102,7 +103,7 @@ impl Measured {
 enum Programs {
     /// As users build them.
     Release,
-    /// The static program that machines run, with examples from the build of the tests. A run of CI has both already.
+    /// The static program of the labs, with examples from the build of the tests. A run of CI has both already.
     Static,
 }
 
@@ -128,7 +129,7 @@ impl Programs {
                 let programs = host::release_directory()?;
                 Ok((programs.join("quorate"), programs.join("examples")))
             }
-            Programs::Static => Ok((static_build::build(true)?, build::programs()?.join("examples"))),
+            Programs::Static => Ok((static_build::build(Build::Quick)?, build::programs()?.join("examples"))),
         }
     }
 }

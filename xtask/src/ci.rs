@@ -67,7 +67,7 @@ const STEPS: &[Step] = &[
     Step::new("build", &["test", "--no-run"], &[]),
     // The static program of the benches and labs. It has a separate directory, so cargo builds it next to the tests. Not before
     // the packages are there: two calls of apt at once fail.
-    Step::new("static", &["static"], &["prepare"]).giving_way(10),
+    Step::new("static", &["static", "--quick"], &["prepare"]).giving_way(10),
     // Cargo would make it wait for the build. Nothing waits for it.
     Step::new("lint", &["lint"], &[]).after(&["build"]).giving_way(19),
     Step::new("test", &["test", "--only", "clusters"], &["prepare", "build"]),

@@ -27,6 +27,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use lab::Lab;
+use static_build::Build;
 
 /// Chores of the quorate project
 #[derive(Parser)]
@@ -87,9 +88,9 @@ enum Verb {
     },
     /// Build quorate as a program that needs no shared library, for machines of any kind
     Static {
-        /// Without optimization: sooner built, and larger
+        /// As the labs use it: hardly optimized, so it is built in a fraction of the time, and larger
         #[arg(long)]
-        dev: bool,
+        quick: bool,
     },
     /// Build what people install: a tarball, a Debian package, and their checksums, in target/dist
     Dist(dist::Options),
@@ -133,7 +134,7 @@ fn run(verb: Verb) -> anyhow::Result<()> {
         Verb::Test { only, filter, arguments, .. } => test::run(&lab, only, filter.as_deref(), &arguments),
         Verb::Fuzz(options) => fuzz::run(&options),
         Verb::Model { filter } => model::run(filter.as_deref()),
-        Verb::Static { dev } => static_build::run(!dev),
+        Verb::Static { quick } => static_build::run(if quick { Build::Quick } else { Build::Release }),
         Verb::Dist(options) => dist::run(&lab, &options),
         Verb::Demo => demo::run(&lab),
         Verb::Drill(options) => drill::run(&lab, &options),

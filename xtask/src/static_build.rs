@@ -15,8 +15,26 @@ pub const NEEDS: [Need; 1] = [Need::Command { name: "musl-gcc", package: "musl-t
 /// For the linker: leaves out what only unwinding needs.
 const NO_UNWINDING: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/static_build/no_unwinding.ld");
 
-/// Builds it, and returns where it is. Without `release` it is built sooner, for tests, and larger.
-pub fn build(release: bool) -> Result<PathBuf> {
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Build {
+    /// What people install.
+    Release,
+    /// The same code for the labs: hardly optimized, so it is built in a fraction of the time, and larger.
+    Quick,
+}
+
+impl Build {
+    /// Its profile in Cargo.toml, and where cargo puts the program.
+    fn profile(self) -> &'static str {
+        match self {
+            Build::Release => "release",
+            Build::Quick => "quick",
+        }
+    }
+}
+
+/// Builds it, and returns where it is.
+pub fn build(build: Build) -> Result<PathBuf> {
     let target = format!("{}-unknown-linux-musl", std::env::consts::ARCH);
     host::install_missing(&NEEDS)?;
     if host::find("rustup").is_some() {
@@ -25,22 +43,16 @@ pub fn build(release: bool) -> Result<PathBuf> {
     eprintln!("building quorate for {target}");
     let mut cargo = host::cargo()?;
     cargo.args(["rustc", "--locked", "--package", "quorate", "--bin", "quorate", "--target", &target]);
-    if release {
-        cargo.args(["--release", "--", "-C", &format!("link-arg=-Wl,-T,{NO_UNWINDING}")]);
-        cargo.args(["-C", "link-arg=-Wl,--no-eh-frame-hdr"]);
-    } else {
-        // Tables for debuggers would be most of it.
-        cargo.env("CARGO_PROFILE_DEV_STRIP", "symbols");
-    }
+    cargo.args(["--profile", build.profile(), "--", "-C", &format!("link-arg=-Wl,-T,{NO_UNWINDING}")]);
+    cargo.args(["-C", "link-arg=-Wl,--no-eh-frame-hdr"]);
     host::run(&mut cargo)?;
-    let kind = if release { "release" } else { "debug" };
-    let program = host::target_directory()?.join(&target).join(kind).join("quorate");
+    let program = host::target_directory()?.join(&target).join(build.profile()).join("quorate");
     check_static(&program)?;
     Ok(program)
 }
 
-pub fn run(release: bool) -> Result<()> {
-    let program = build(release)?;
+pub fn run(how: Build) -> Result<()> {
+    let program = build(how)?;
     let size = fs::metadata(&program).with_context(|| format!("cannot look at {}", program.display()))?.len();
     println!("{}  static, {:.1} MiB", program.display(), size as f64 / f64::from(1 << 20));
     Ok(())

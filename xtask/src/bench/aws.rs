@@ -22,8 +22,9 @@ use super::figures::{Samples, ratio, seconds, table, verdict};
 use super::{CLUSTER, Ground, process};
 use crate::lab::{Lab, Version};
 use crate::labs::aws as lab_of_aws;
+use crate::static_build::{self, Build};
 use crate::test::build;
-use crate::{etcd, host, static_build};
+use crate::{etcd, host};
 use lab_of_aws::Cloud;
 use proxy::Proxy;
 use timeline::{PHASES, Said, Timeline};
@@ -76,7 +77,7 @@ fn enter(lab: &Lab, options: &Options) -> Result<()> {
     build::programs()?;
     let program = match &options.program {
         Some(program) => fs::canonicalize(program).with_context(|| format!("cannot find {}", program.display()))?,
-        None => static_build::build(true)?,
+        None => static_build::build(Build::Release)?,
     };
     let program = program.to_str().context("the path of quorate is not text")?;
     let (rounds, members) = (options.rounds.to_string(), options.members.to_string());

@@ -21,7 +21,7 @@ use super::image;
 use crate::etcd;
 use crate::host::{self, Need};
 use crate::lab::Lab;
-use crate::static_build;
+use crate::static_build::{self, Build};
 use crate::test::build;
 use cache::Cache;
 use cloud::Cloud;
@@ -82,7 +82,7 @@ pub fn prepare(lab: &Lab) -> Result<(Cache, PathBuf)> {
         super::enter(&["lab", "openstack", "--inside", "--set-up"], |inside| cache.tell(inside))
     })?;
     etcd::run(lab, false)?;
-    let program = static_build::build(true)?;
+    let program = static_build::build(Build::Quick)?;
     Ok((cache, image::build(lab, &program, IMAGE, &[])?))
 }
 

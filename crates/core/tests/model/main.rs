@@ -337,8 +337,15 @@ fn one_member_from_nothing() {
 
 #[test]
 fn two_members_from_nothing() {
-    let budget = Budget { faults: 1, takeovers: 1, ..PEACE };
+    let budget = Budget { faults: 1, crashes: 1, ..PEACE };
     Run::formation("two members from nothing", Scenario::nothing(2), budget).check();
+}
+
+#[test]
+#[ignore = "for `cargo xtask model`"]
+fn two_members_from_nothing_and_a_second_controller() {
+    let budget = Budget { faults: 1, takeovers: 1, ..PEACE };
+    Run::formation("two members from nothing and a second controller", Scenario::nothing(2), budget).check();
 }
 
 #[test]
@@ -349,6 +356,13 @@ fn two_members_ready_to_form() {
 }
 
 #[test]
+fn three_members_and_a_fault() {
+    let budget = Budget { faults: 1, crashes: 1, ..PEACE };
+    Run::formation("three members and a fault", Scenario::ready_to_form(3), budget).check();
+}
+
+#[test]
+#[ignore = "for `cargo xtask model`"]
 fn three_members_and_two_faults() {
     let budget = Budget { faults: 2, crashes: 1, ..PEACE };
     Run::formation("three members and two faults", Scenario::ready_to_form(3), budget).check();
