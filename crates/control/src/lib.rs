@@ -3,6 +3,7 @@
 //! It contains no rule about safety; those are in `quorate_core::planner::safety`.
 
 pub mod brought;
+pub mod clients;
 pub mod home;
 pub mod image;
 pub mod key;
