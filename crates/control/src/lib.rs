@@ -2,6 +2,7 @@
 //!
 //! It contains no rule about safety; those are in `quorate_core::planner::safety`.
 
+pub mod backup;
 pub mod brought;
 pub mod clients;
 pub mod home;

@@ -16,9 +16,9 @@ use quorate_core::spec::Kind;
 use quorate_core::text::plural;
 use serde::Serialize;
 
+use crate::backup::{self, BackupStatus};
 use crate::brought::BroughtFiles;
 use crate::home::Home;
-use crate::kinds::etcd::backup::{self, BackupStatus};
 use crate::kinds::postgres;
 use crate::kinds::postgres::status::{PostgresMember, PostgresStatus};
 use crate::kinds::proxies::{self, ProxyStatus};

@@ -7,7 +7,7 @@ use quorate_core::planner::Decision;
 use quorate_core::text::plural;
 use serde::Serialize;
 
-use crate::kinds::etcd::backup::{self, BackupStatus};
+use crate::backup::{self, BackupStatus};
 use crate::kinds::etcd::status::{
     MemberStatus, Pending, Status, Verdict, ca_expires, known_members, machine_name, renew_by, unseen,
 };
