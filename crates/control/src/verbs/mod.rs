@@ -9,6 +9,7 @@ pub mod reboot;
 pub mod recover;
 pub mod replace;
 pub mod restore;
+pub mod status;
 pub mod switchover;
 
 use jiff::Timestamp;
