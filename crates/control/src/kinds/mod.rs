@@ -12,6 +12,7 @@ use quorate_core::spec::Kind;
 
 use status::Status;
 
+/// The status of a cluster, as its kind tells it from what was seen and what would be done next.
 pub fn summarize(ledger: &Ledger, seen: &Observation, decision: &Decision) -> Status {
     match ledger.spec.kind {
         Kind::Etcd => etcd::status::summarize(ledger, seen, decision),
