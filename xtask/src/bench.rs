@@ -134,6 +134,19 @@ impl Programs {
     }
 }
 
+/// The words with which a bench starts itself again in a lab's namespaces, to measure this quorate there.
+fn words_inside(
+    bench: &str,
+    (rounds, members): (u32, u8),
+    program: &Path,
+    further: Option<&str>,
+) -> Result<Vec<String>> {
+    let program = program.to_str().context("the path of quorate is not text")?;
+    let (rounds, members) = (rounds.to_string(), members.to_string());
+    let words = ["bench", bench, "--rounds", &rounds, "--members", &members, "--inside", program];
+    Ok(words.into_iter().chain(further).map(str::to_owned).collect())
+}
+
 /// A cluster of three local members, whose section stands last.
 fn spec_of_three(version: Version, etcd: &Path, quota: &str) -> String {
     format!(

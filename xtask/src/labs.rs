@@ -12,6 +12,7 @@ mod static_pod;
 mod upgrade;
 mod v2;
 
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -123,7 +124,7 @@ impl Options {
 }
 
 /// Runs this program again with these arguments, in new namespaces.
-fn enter(words: &[&str], tell: impl FnOnce(&mut Command)) -> Result<()> {
+fn enter(words: &[impl AsRef<OsStr>], tell: impl FnOnce(&mut Command)) -> Result<()> {
     let this = std::env::current_exe().context("cannot find this program's own file")?;
     let mut lab = host::tethered("unshare");
     lab.args(["--mount", "--net", "--pid", "--mount-proc", "--fork", "--kill-child=KILL"]);

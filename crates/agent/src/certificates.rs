@@ -21,12 +21,12 @@ use rustls::server::ParsedCertificate;
 use crate::agent::Agent;
 use crate::api::{Certificate, Refusal};
 use crate::enrolment::check_agent_certificate;
+use crate::error::Obstacle;
 use crate::files::{self, Owner};
 use crate::kinds::etcd::trust;
 use crate::layout::Layout;
 use crate::state::State;
 use crate::{AgentError, tls};
-pub(crate) use kubeadm::Obstacle;
 
 impl Agent {
     pub(crate) async fn install_certificates(

@@ -11,6 +11,12 @@ use quorate_core::text::with_causes;
 use crate::api::Refusal;
 use crate::kinds::etcd::binaries::BinaryError;
 
+/// Why a configuration cannot be put into place on this machine, and what helps.
+pub(crate) struct Obstacle {
+    pub(crate) why: String,
+    pub(crate) remedy: String,
+}
+
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
     #[error("cannot {doing} {}", path.display())]

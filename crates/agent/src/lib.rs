@@ -25,6 +25,7 @@ pub mod kinds;
 mod layout;
 mod logs;
 mod orders;
+mod plain_services;
 mod preflight;
 pub mod process;
 pub mod rates;

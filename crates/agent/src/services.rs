@@ -4,7 +4,6 @@
 
 pub(crate) mod child;
 mod choice;
-pub(crate) mod plain;
 pub(crate) mod static_pod;
 pub(crate) mod systemd;
 
@@ -161,7 +160,7 @@ impl Services {
     }
 
     /// Its profile may be another next time.
-    fn forget(&self, name: &str) {
+    pub(crate) fn forget(&self, name: &str) {
         self.known.lock().expect("no holder panics").remove(name);
         self.note_failure(name, None);
     }
@@ -174,7 +173,7 @@ impl Services {
         }
     }
 
-    fn failure(&self, name: &str) -> Option<String> {
+    pub(crate) fn failure(&self, name: &str) -> Option<String> {
         self.failures.lock().expect("no holder panics").get(name).cloned()
     }
 

@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 use jiff::Timestamp;
 use quorate_control::Home;
 use quorate_control::brought::{self, BroughtFiles, FileProblem};
-use quorate_control::kinds::etcd::status;
 use quorate_control::kinds::postgres::dcs;
 pub use quorate_control::verbs::Cluster;
 use quorate_core::model::Ledger;
@@ -64,7 +63,7 @@ pub fn left_out(home: &Home, target: &str, declared: &[Cluster]) -> Vec<String> 
     let came_from_it = |name: &String| {
         remembered(home, name).ok().flatten().is_some_and(|ledger| ledger.spec_file.as_ref() == Some(&file))
     };
-    status::known_clusters(home).into_iter().filter(|name| !is_declared(name) && came_from_it(name)).collect()
+    home.known_clusters().into_iter().filter(|name| !is_declared(name) && came_from_it(name)).collect()
 }
 
 /// Tells of clusters that nobody may remember to destroy.
@@ -246,7 +245,7 @@ pub fn remembered(home: &Home, name: &str) -> Result<Option<Ledger>, Error> {
 }
 
 pub fn unknown(home: &Home, name: &str) -> Error {
-    let known = status::known_clusters(home);
+    let known = home.known_clusters();
     Error::UnknownCluster { name: name.to_owned(), home: home.root().to_owned(), known }
 }
 

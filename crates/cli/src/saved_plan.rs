@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use jiff::Timestamp;
 use quorate_agent::process;
-use quorate_control::kinds::etcd::clients::write_private;
+use quorate_control::clients::write_private;
 use quorate_core::planner::{Action, Plan, Step};
 use quorate_core::spec::{Change, ClusterSpec};
 use serde::{Deserialize, Serialize};

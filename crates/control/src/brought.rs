@@ -19,8 +19,8 @@ use quorate_core::spec::{
 use quorate_core::text::with_causes;
 use quorate_pki::{Authority, GivenLeafProblem, LeafNeed, check_given_client, check_given_leaf, inspect};
 
+use crate::backup::vault;
 use crate::home::Home;
-use crate::kinds::etcd::backup::vault;
 use crate::kinds::postgres::{dcs, passwords};
 
 /// The contents of the operator's files.

@@ -51,6 +51,17 @@ impl Home {
         self.root.join("clusters")
     }
 
+    /// The clusters that this home remembers.
+    pub fn known_clusters(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(self.clusters()).into_iter().flatten().flatten();
+        let mut names: Vec<String> = entries
+            .filter_map(|e| e.file_name().into_string().ok())
+            .filter(|name| matches!(self.store(name).read(), Ok(Some(_)) | Err(_)))
+            .collect();
+        names.sort();
+        names
+    }
+
     pub fn cluster(&self, name: &str) -> PathBuf {
         self.clusters().join(name)
     }

@@ -2,7 +2,9 @@
 //!
 //! It contains no rule about safety; those are in `quorate_core::planner::safety`.
 
+pub mod backup;
 pub mod brought;
+pub mod clients;
 pub mod home;
 pub mod image;
 pub mod key;

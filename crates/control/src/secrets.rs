@@ -39,7 +39,7 @@ pub(crate) fn make(
                 let (private, public) = quorate_pki::jwt_keypair(JwtAlgorithm::Es256)?;
                 ledger.etcd.auth.jwt = Some(JwtKeys { private, public });
             }
-            SecretKind::BackupSigning => ledger.backup_signing = Some(crate::kinds::etcd::backup::signing::record(now)),
+            SecretKind::BackupSigning => ledger.backup_signing = Some(crate::backup::signing::record(now)),
             SecretKind::PostgresPasswords => passwords::make(ledger, spec, brought),
             SecretKind::Revocations => sign_lists(ledger, now)?,
         }

@@ -6,7 +6,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use quorate_control::kinds::etcd::clients::{ClientError, Issued};
+use quorate_control::clients::ClientError;
+use quorate_control::kinds::etcd::clients::Issued;
 use quorate_control::kinds::etcd::front;
 use quorate_core::kinds::etcd::front::Told;
 use quorate_core::kinds::etcd::spec::ClientAuth;

@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use quorate_control::Home;
-use quorate_control::kinds::etcd::clients::ClientError;
+use quorate_control::clients::ClientError;
 use quorate_control::kinds::etcd::front::{self, Place, Stops};
 use quorate_control::ledger::LedgerError;
 use quorate_core::text::with_causes;

@@ -19,7 +19,7 @@ use serde_json::json;
 
 use super::bringup::time_floor;
 use super::figures::{Samples, ratio, seconds, table, verdict};
-use super::{CLUSTER, Ground, process};
+use super::{CLUSTER, Ground, process, words_inside};
 use crate::lab::{Lab, Version};
 use crate::labs::aws as lab_of_aws;
 use crate::static_build::{self, Build};
@@ -64,10 +64,7 @@ pub struct Options {
 }
 
 pub fn run(lab: &Lab, options: &Options) -> Result<()> {
-    match &options.inside {
-        Some(program) => measure(lab, options, program),
-        None => enter(lab, options),
-    }
+    options.inside.as_deref().map_or_else(|| enter(lab, options), |program| measure(lab, options, program))
 }
 
 /// Builds all that is needed, and goes where moto is.
@@ -79,10 +76,8 @@ fn enter(lab: &Lab, options: &Options) -> Result<()> {
         Some(program) => fs::canonicalize(program).with_context(|| format!("cannot find {}", program.display()))?,
         None => static_build::build(Build::Release)?,
     };
-    let program = program.to_str().context("the path of quorate is not text")?;
-    let (rounds, members) = (options.rounds.to_string(), options.members.to_string());
-    let mut words = vec!["bench", "aws", "--rounds", &rounds, "--members", &members, "--inside", program];
-    words.extend(options.systems.then_some("--systems"));
+    let further = options.systems.then_some("--systems");
+    let words = words_inside("aws", (options.rounds, options.members), &program, further)?;
     lab_of_aws::enter(lab, &tools, &words)
 }
 

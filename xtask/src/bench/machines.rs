@@ -19,6 +19,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 
 use super::figures::seconds;
+use super::words_inside;
 use crate::etcd;
 use crate::host::{self, Need};
 use crate::lab::Lab;
@@ -50,20 +51,15 @@ pub struct Options {
 }
 
 pub fn run(lab: &Lab, options: &Options) -> Result<()> {
-    match &options.inside {
-        Some(program) => measure(lab, options, program),
-        None => enter(lab, options),
-    }
+    options.inside.as_deref().map_or_else(|| enter(lab, options), |program| measure(lab, options, program))
 }
 
 /// Builds all that is needed, and goes where libvirt is.
 fn enter(lab: &Lab, options: &Options) -> Result<()> {
     host::install_missing(&NEEDS)?;
     let machine = libvirt::prepare(lab, Wanted { cloud_init: !options.without_cloud_init })?;
-    let (rounds, members) = (options.rounds.to_string(), options.members.to_string());
-    let program = machine.program.to_str().context("the path of quorate is not text")?;
-    let mut words = vec!["bench", "machines", "--rounds", &rounds, "--members", &members, "--inside", program];
-    words.extend(options.without_cloud_init.then_some("--without-cloud-init"));
+    let further = options.without_cloud_init.then_some("--without-cloud-init");
+    let words = words_inside("machines", (options.rounds, options.members), &machine.program, further)?;
     libvirt::enter(&machine, &words)
 }
 

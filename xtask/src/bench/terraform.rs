@@ -52,20 +52,21 @@ resource "terraform_data" "machine" {
 }
 "#;
 
+/// A call of Terraform on the configuration in this directory, with neither the user's settings nor a question whether there is a newer one.
+pub fn call(program: &Path, directory: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(program);
+    command.arg(format!("-chdir={}", directory.display())).args(arguments).args(["-input=false", "-no-color"]);
+    command.env("TF_CLI_CONFIG_FILE", directory.join("terraformrc")).env("CHECKPOINT_DISABLE", "1");
+    command
+}
+
 /// Planning alone; preparing the directory is not counted.
 pub fn measure_plan(ground: &Ground, program: &Path, clusters: usize) -> Result<Cost> {
     let directory = ground.directory("terraform")?;
     write_configuration(&directory, clusters)?;
-    let terraform = |verb: &str| {
-        let mut command = Command::new(program);
-        command.arg(format!("-chdir={}", directory.display())).args([verb, "-input=false", "-no-color"]);
-        // Neither the user's settings nor a question whether there is a newer one.
-        command.env("TF_CLI_CONFIG_FILE", directory.join("terraformrc")).env("CHECKPOINT_DISABLE", "1");
-        command
-    };
-    host::read(&mut terraform("init"))?;
+    host::read(&mut call(program, &directory, &["init"]))?;
     eprintln!("terraform plans {clusters} clusters");
-    measure(&mut terraform("plan"), &directory.join("complaints"), PATIENCE)
+    measure(&mut call(program, &directory, &["plan"]), &directory.join("complaints"), PATIENCE)
 }
 
 fn write_configuration(directory: &Path, clusters: usize) -> Result<()> {

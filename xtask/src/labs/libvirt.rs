@@ -3,6 +3,7 @@
 
 pub mod machine;
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::MetadataExt;
@@ -92,7 +93,7 @@ pub fn prepare(lab: &Lab, wanted: Wanted) -> Result<Machine> {
 }
 
 /// Runs this program once more, with these words, in the lab's namespaces. It has to call [`start`] there.
-pub fn enter(machine: &Machine, words: &[&str]) -> Result<()> {
+pub fn enter(machine: &Machine, words: &[impl AsRef<OsStr>]) -> Result<()> {
     super::enter(words, |lab| machine.tell(lab))
 }
 

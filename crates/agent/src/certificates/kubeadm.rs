@@ -12,16 +12,11 @@ use std::path::{Path, PathBuf};
 
 use super::{Entry, digest_of};
 use crate::AgentError;
+use crate::error::Obstacle;
 use crate::files::{self, Owner};
 
 /// The link to the set in use; sets are called so too, with a digest behind it.
 const SET: &str = ".quorate";
-
-/// Why these certificates cannot be put into the directory, and what helps.
-pub(crate) struct Obstacle {
-    pub(crate) why: String,
-    pub(crate) remedy: String,
-}
 
 /// Looks for whatever is in the way of files with these names that this user must read.
 pub(crate) fn obstacle<'a>(

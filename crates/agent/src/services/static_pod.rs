@@ -19,7 +19,7 @@ use tokio::task::JoinHandle;
 
 use super::{Gate, Launch, Profile, give_away};
 use crate::AgentError;
-use crate::certificates::Obstacle;
+use crate::error::Obstacle;
 use crate::files::{self, Owner};
 use crate::layout::Layout;
 use crate::process::{self, Process, boot_id, environment, start_ticks};

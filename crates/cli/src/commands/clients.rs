@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use jiff::{SignedDuration, Timestamp};
 use quorate_agent::dial::Dial;
 use quorate_agent::private_directory;
-use quorate_control::kinds::etcd::clients::{self, Environment, write_private};
+use quorate_control::clients::{ClientError, write_private};
+use quorate_control::kinds::etcd::clients::{self, Environment};
 use quorate_control::kinds::postgres::clients as postgres;
 use quorate_core::model::Ledger;
 use quorate_core::spec::Kind;
@@ -31,7 +32,7 @@ pub async fn env(context: &Context, options: cli::Env) -> Result<Exit, Error> {
         return postgres_env(context, &ledger, &options).await;
     }
     if options.proxy.is_some() {
-        return Err(clients::ClientError::NoProxy(options.name).into());
+        return Err(ClientError::NoProxy(options.name).into());
     }
     if options.session.is_some() {
         let what = format!("{} is an etcd cluster, and `--session` is for clusters of PostgreSQL", options.name);
@@ -43,7 +44,7 @@ pub async fn env(context: &Context, options: cli::Env) -> Result<Exit, Error> {
         environment.endpoints = clients::fronts(&context.home, &ledger).await?;
     }
     if environment.endpoints.is_empty() {
-        return Err(clients::ClientError::NoFront(options.name).into());
+        return Err(ClientError::NoFront(options.name).into());
     }
     let user = options.user.as_deref().unwrap_or(ROOT);
     if user != ROOT {

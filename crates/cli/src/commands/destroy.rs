@@ -2,9 +2,10 @@
 //! have written is deleted only where a verified backup holds it that the store has now, or with consent to do without.
 
 use quorate_control::brought::BroughtFiles;
-use quorate_control::kinds::etcd::status;
 use quorate_control::kinds::postgres::dcs;
+use quorate_control::kinds::status::Status;
 use quorate_control::verbs::destroy::{self, Destroy};
+use quorate_control::verbs::status::status;
 use quorate_core::model::Ledger;
 use quorate_core::spec::{ClusterSpec, Kind};
 
@@ -47,7 +48,7 @@ pub async fn run(context: &Context, options: cli::Destroy) -> Result<Exit, Error
 async fn destroy(context: &Context, name: &str, options: &cli::Destroy) -> Result<Option<Exit>, Error> {
     let Some(ledger) = load::remembered(&context.home, name)? else { return remove_rest(context, name) };
     let brought = BroughtFiles::default();
-    let shown = what_goes(&status::status(&context.home, &ledger, &brought).await?);
+    let shown = what_goes(&status(&context.home, &ledger, &brought).await?);
     output::talk(&shown);
     let destroy = Destroy::prepare(&context.home, &ledger, shown, options.without_backup).await?;
     if !destroy.plan.end.blocked.is_empty() {
@@ -97,7 +98,7 @@ async fn leave_etcd(context: &Context, spec: &ClusterSpec) -> Result<(), Error> 
     Ok(())
 }
 
-fn what_goes(status: &status::Status) -> String {
+fn what_goes(status: &Status) -> String {
     let mut rows = vec![["MEMBER", "ADDRESS", "DATA"].map(String::from).to_vec()];
     for member in &status.members {
         let address = member.address.clone().unwrap_or_else(|| String::from("-"));

@@ -4,7 +4,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use quorate_control::kinds::etcd::clients::{self, ClientError};
+use quorate_control::clients::ClientError;
+use quorate_control::kinds::etcd::clients;
 use quorate_core::text::with_causes;
 use quorate_discovery::{Bounds, Keep, Limits, Options, Ready, Source};
 use quorate_etcd::{ConnectOptions, Login};

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use quorate_control::key::Place;
-use quorate_control::kinds::etcd::status::known_clusters;
 use quorate_core::text::plural;
 use serde::Serialize;
 
@@ -39,7 +38,7 @@ pub fn show(context: &Context, options: cli::KeyShow) -> Result<Exit, Error> {
         from,
         public_key: public.first().cloned(),
         also_opens: public.into_iter().skip(1).collect(),
-        clusters: known_clusters(&context.home).into_iter().map(sealed).collect(),
+        clusters: context.home.known_clusters().into_iter().map(sealed).collect(),
     };
     match options.output.format {
         Format::Json => output::print_json(&shown)?,
@@ -74,7 +73,7 @@ pub async fn rotate(context: &Context, options: cli::KeyRotate) -> Result<Exit, 
     if rotation.continues {
         output::talk("resuming an unfinished rotation; no new key is created\n");
     }
-    let clusters = known_clusters(&context.home);
+    let clusters = context.home.known_clusters();
     seal_again(context, &clusters).await?;
     let public = rotation.ring().recipient();
     let are = if clusters.len() == 1 { "is" } else { "are" };

@@ -8,8 +8,9 @@ use std::path::Path;
 
 use jiff::Timestamp;
 use quorate_backup::Trust;
-use quorate_control::kinds::etcd::backup::signing::{fingerprint_of, trust_of};
-use quorate_control::kinds::etcd::backup::{catalog_of, ledger_beside, open_store};
+use quorate_control::backup::open_store;
+use quorate_control::backup::signing::{fingerprint_of, trust_of};
+use quorate_control::kinds::etcd::backup::{catalog_of, ledger_beside};
 use quorate_control::ledger::{Exported, Held, OpenWith, SealFor, Store, export as seal, import as unseal};
 use quorate_control::run::history::History;
 use quorate_control::verbs::restore::refuse_unchecked;

@@ -36,7 +36,8 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 
 use quorate_control::brought::BroughtFiles;
-use quorate_control::kinds::etcd::status::{Status, summarize};
+use quorate_control::kinds::status::Status;
+use quorate_control::kinds::summarize;
 use quorate_control::ledger::LEASE;
 use quorate_control::verbs::{self, VerbError};
 use quorate_control::{Controller, Home, Outcome};

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use quorate_control::kinds::etcd::status::summarize;
+use quorate_control::kinds::summarize;
 use quorate_control::verbs::recover::{self, Recover};
 use quorate_control::verbs::{self, Cluster};
 use quorate_core::kinds::etcd::{Formation, FormingMember};

@@ -4,7 +4,8 @@ use std::io::{self, IsTerminal};
 use std::time::Duration;
 
 use jiff::Timestamp;
-use quorate_control::kinds::etcd::status::{self, Status, Verdict, known_clusters};
+use quorate_control::kinds::status::{Status, Verdict};
+use quorate_control::verbs;
 
 use super::{Context, stop_signal};
 use crate::cli::{self, Format};
@@ -76,7 +77,7 @@ struct Observed {
 async fn observe(context: &Context, options: &cli::Status) -> Result<Observed, Error> {
     let names = match &options.name {
         Some(name) => vec![name.clone()],
-        None => known_clusters(&context.home),
+        None => context.home.known_clusters(),
     };
     let mut observed = Observed { statuses: Vec::new(), failed: Vec::new(), worst: Exit::Done };
     for name in names {
@@ -114,7 +115,7 @@ async fn look(context: &Context, name: &str) -> Result<Status, Error> {
         output::talk(&format!("warning: {error}\n"));
         Default::default()
     });
-    Ok(status::status(&context.home, &ledger, &brought).await?)
+    Ok(verbs::status::status(&context.home, &ledger, &brought).await?)
 }
 
 fn exit(verdict: Verdict) -> Exit {

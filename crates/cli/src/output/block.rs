@@ -1,6 +1,6 @@
 //! The end of a run: the state of the cluster, its endpoints, what to type next, and when `apply` is due again.
 
-use quorate_control::kinds::etcd::status::{Status, Verdict};
+use quorate_control::kinds::status::{Status, Verdict};
 use quorate_core::kinds::etcd::spec::ClientAuth;
 use quorate_core::model::Ledger;
 use quorate_core::spec::Kind;
@@ -83,7 +83,7 @@ mod tests {
     use std::path::PathBuf;
 
     use quorate_control::Home;
-    use quorate_control::kinds::etcd::status::summarize;
+    use quorate_control::kinds::summarize;
     use quorate_core::kinds::etcd::versions::DEFAULT;
     use quorate_core::kinds::etcd::{Formation, FormingMember};
     use quorate_core::model::{Observation, Power, Seen};

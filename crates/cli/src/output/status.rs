@@ -3,7 +3,7 @@
 mod postgres;
 
 use jiff::SignedDuration;
-use quorate_control::kinds::etcd::status::{MemberStatus, Status, Verdict};
+use quorate_control::kinds::status::{MemberStatus, Status, Verdict};
 
 use super::page::{Look, Page, Style};
 use super::{size, table};
@@ -237,7 +237,7 @@ fn pending(page: &mut Page, status: &Status) {
 
 #[cfg(test)]
 mod tests {
-    use quorate_control::kinds::etcd::status::{AlarmStatus, Pending};
+    use quorate_control::kinds::status::{AlarmStatus, Pending};
     use quorate_core::model::Program;
 
     use super::*;

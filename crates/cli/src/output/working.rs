@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
-use quorate_control::kinds::etcd::backup::{Doing, Teller};
+use quorate_control::backup::{Doing, Teller};
 
 use super::{draw, size, talk, terminal};
 

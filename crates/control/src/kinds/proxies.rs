@@ -1,33 +1,8 @@
 //! The status of proxies: machines of a cluster that only lead clients to its members.
 
-use jiff::SignedDuration;
-use quorate_core::model::{
-    CertificateUse, Exit, Facts, Ledger, MachineSeen, MemberName, Observation, Program, ServiceState,
-};
-use serde::Serialize;
+use quorate_core::model::{CertificateUse, Exit, Facts, Ledger, MachineSeen, MemberName, Observation, ServiceState};
 
-use crate::kinds::etcd::status::{Verdict, machine_name, unseen};
-
-#[derive(Clone, Debug, Serialize)]
-pub struct ProxyStatus {
-    pub proxy: MemberName,
-    pub machine: String,
-    pub address: Option<String>,
-    /// The spec does not name it any more, or it has a successor.
-    pub leaving: bool,
-    pub health: &'static str,
-    pub why: Option<String>,
-    #[serde(skip)]
-    pub certificate_left: Option<SignedDuration>,
-    pub certificate_days_left: Option<i64>,
-    pub agent: Option<Program>,
-}
-
-/// Whether this machine, former ones included, is or was one of a proxy.
-pub(crate) fn is_proxy(ledger: &Ledger, name: &MemberName) -> bool {
-    let recorded = ledger.members.get(&name.seat().into()).is_some_and(|record| record.proxy.is_some());
-    recorded || ledger.spec.proxies().any(|proxy| proxy.name.as_str() == name.seat())
-}
+use crate::kinds::status::{ProxyStatus, Verdict, is_proxy, machine_name, unseen};
 
 /// Proxies on separate machines, former ones included while they exist: clients come through all of them.
 pub(crate) fn machines(ledger: &Ledger) -> impl Iterator<Item = MemberName> {

@@ -1,6 +1,7 @@
 //! One run: observe, decide, act, until nothing is left to do.
 
 mod act;
+mod certificates;
 pub mod controller;
 pub mod error;
 pub mod event;

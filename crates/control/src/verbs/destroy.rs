@@ -9,9 +9,10 @@ use quorate_core::spec::{Kind, Name};
 use quorate_providers::machines_without_ledger;
 
 use super::{VerbError, consent};
+use crate::backup::Confirmed;
 use crate::brought::BroughtFiles;
 use crate::home::Home;
-use crate::kinds::etcd::backup::{self, Confirmed};
+use crate::kinds::etcd;
 use crate::kinds::postgres::{self, dcs};
 use crate::run::controller;
 use crate::run::error::ControlError;
@@ -71,7 +72,7 @@ impl Request {
 
 async fn confirm_backup(ledger: &Ledger) -> Confirmed {
     match ledger.spec.kind {
-        Kind::Etcd => backup::confirm(ledger).await,
+        Kind::Etcd => etcd::backup::confirm(ledger).await,
         Kind::Postgres => postgres::backup::confirm(ledger).await,
     }
 }

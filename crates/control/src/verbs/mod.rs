@@ -9,6 +9,7 @@ pub mod reboot;
 pub mod recover;
 pub mod replace;
 pub mod restore;
+pub mod status;
 pub mod switchover;
 
 use jiff::Timestamp;
@@ -18,9 +19,9 @@ use quorate_core::model::{Consent, Ledger, MemberName, Observation, Power};
 use quorate_core::planner::{Plan, UnsafeBecause};
 use quorate_core::spec::{ClusterSpec, Kind};
 
+use crate::backup::BackupError;
 use crate::brought::BroughtFiles;
 use crate::home::Home;
-use crate::kinds::etcd::backup::BackupError;
 use crate::kinds::postgres::dcs;
 use crate::ledger::LedgerError;
 use crate::run::error::ControlError;

@@ -14,11 +14,11 @@ use quorate_core::spec::Signer;
 use quorate_core::text::with_causes;
 
 use super::{Cluster, VerbError, consent, observe, refuse_if_being_destroyed, refuse_if_off};
+use crate::backup::signing::trust_of;
+use crate::backup::{BackupError, Teller, Which, open_store};
 use crate::home::Home;
-use crate::kinds::etcd::backup::signing::trust_of;
 use crate::kinds::etcd::backup::{
-    BackupError, Ready, Teller, Wanted, Which, catalog_of, ledger_beside, open_store, root_is_let_in, verify_raised,
-    without_older_leaders,
+    Ready, Wanted, catalog_of, ledger_beside, root_is_let_in, verify_raised, without_older_leaders,
 };
 use crate::ledger::{Exported, LedgerError};
 use crate::run::controller;

@@ -144,6 +144,9 @@ pub enum CertificateUse {
 }
 
 impl CertificateUse {
+    /// The common name that kubeadm gives the certificate for health checks.
+    pub const HEALTH_NAME: &str = "kube-etcd-healthcheck-client";
+
     pub fn file_stem(self) -> &'static str {
         match self {
             CertificateUse::Member => "member",

@@ -11,7 +11,7 @@ use serde::Serialize;
 use super::rule::Rule;
 use super::voters::{healthy_of, quorum};
 use crate::kinds::etcd::limits::MARGIN;
-use crate::kinds::postgres::safety::Unfit;
+use crate::kinds::postgres::Unfit;
 use crate::listed::listed;
 use crate::model::{Distrust, FixtureId, MemberName, Program};
 use crate::text::list;

@@ -73,7 +73,7 @@ const NAME_A_KIND: [&str; 41] = [
     "agent/src/converge.rs",
     "agent/src/error.rs",
     "agent/src/lib.rs",
-    "agent/src/services/plain.rs",
+    "agent/src/plain_services.rs",
     "agent/src/state.rs",
     "control/src/brought.rs",
     "control/src/home.rs",

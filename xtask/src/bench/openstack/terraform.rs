@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use quorate_scripted_cloud::{self as cloud, Server};
 
 use super::{Asked, Measured};
-use crate::bench::Ground;
+use crate::bench::{Ground, terraform};
 use crate::etcd::go::{CERTIFICATES, Module};
 use crate::host;
 use crate::lab::Lab;
@@ -51,11 +51,8 @@ impl Terraform {
     }
 
     fn terraform(&self, arguments: &[&str], servers: usize) -> Command {
-        let mut command = Command::new(&self.program);
-        command.arg(format!("-chdir={}", self.directory.display())).args(arguments);
-        command.args(["-input=false", "-no-color"]).arg(format!("-var=servers={servers}"));
-        // Neither the user's settings nor a question whether there is a newer one.
-        command.env("TF_CLI_CONFIG_FILE", self.directory.join("terraformrc")).env("CHECKPOINT_DISABLE", "1");
+        let mut command = terraform::call(&self.program, &self.directory, arguments);
+        command.arg(format!("-var=servers={servers}"));
         super::log_in(&mut command, &self.server);
         command
     }

@@ -1,5 +1,6 @@
 //! What suites, stories and benches have in place of AWS: moto's server, and bodies for its instances, in separate namespaces.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
@@ -35,7 +36,7 @@ const STARTING: Duration = Duration::from_secs(120);
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Runs this program again with these words, in new namespaces, where [`Cloud::start`] may be called.
-pub fn enter(lab: &Lab, tools: &Tools, words: &[&str]) -> Result<()> {
+pub fn enter(lab: &Lab, tools: &Tools, words: &[impl AsRef<OsStr>]) -> Result<()> {
     let place = PathBuf::from(host::read(Command::new("mktemp").arg("-d"))?.trim());
     let outcome = super::super::enter(words, |inside| {
         inside.env(PLACE_VARIABLE, &place).env("QUORATE_LAB", lab.root()).env(MOTO_VARIABLE, &tools.moto);

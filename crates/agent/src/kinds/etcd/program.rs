@@ -11,7 +11,7 @@ use super::binaries::{self, BinaryError};
 use super::state::Binary;
 use crate::AgentError;
 use crate::agent::Agent;
-use crate::certificates::Obstacle;
+use crate::error::Obstacle;
 use crate::state::InPlace;
 
 impl Agent {

@@ -16,7 +16,7 @@ use super::data;
 use super::service::data_argument;
 use crate::agent::Agent;
 use crate::api::{Bootstrap, Refusal};
-use crate::certificates::Obstacle;
+use crate::error::Obstacle;
 use crate::kinds::etcd::binaries::{self, BinaryError};
 use crate::kinds::etcd::trust;
 use crate::services::static_pod::{self, manifest::Pod};

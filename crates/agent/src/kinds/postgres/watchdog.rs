@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use super::config::PatroniConfig;
 use crate::agent::Agent;
-use crate::certificates::Obstacle;
+use crate::error::Obstacle;
 use crate::{AgentError, files};
 
 const OFF: &str = "off";

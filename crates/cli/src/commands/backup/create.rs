@@ -1,8 +1,9 @@
 //! `quorate backup create`: takes a full backup now, and proves it.
 
 use quorate_backup::manifest::{Manifest, Outcome};
-use quorate_control::kinds::etcd::backup::signing::with_key;
-use quorate_control::kinds::etcd::backup::{Backups, Created, Vault};
+use quorate_control::backup::Vault;
+use quorate_control::backup::signing::with_key;
+use quorate_control::kinds::etcd::backup::{Backups, Created};
 use serde::Serialize;
 
 use super::{Context, refuse_another_signer, who_signs};

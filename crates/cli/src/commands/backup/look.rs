@@ -6,7 +6,8 @@ use quorate_backup::full::key_of;
 use quorate_backup::manifest::{Outcome, Verification};
 use quorate_backup::prepare;
 use quorate_backup::{Damage, Trust};
-use quorate_control::kinds::etcd::backup::{Backups, Doing, Teller, catalog_of, open_store, prove, prove_beside};
+use quorate_control::backup::{Doing, Teller, open_store};
+use quorate_control::kinds::etcd::backup::{Backups, catalog_of, prove, prove_beside};
 use serde::Serialize;
 
 use super::{Context, Subject, id, identities, which};

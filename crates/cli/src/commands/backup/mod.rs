@@ -11,8 +11,8 @@ use std::path::Path;
 
 use quorate_backup::keys::Identities;
 use quorate_backup::{BackupId, Trust};
-use quorate_control::kinds::etcd::backup::signing::trust_of;
-use quorate_control::kinds::etcd::backup::{Vault, Which};
+use quorate_control::backup::signing::trust_of;
+use quorate_control::backup::{Vault, Which};
 use quorate_core::Secret;
 use quorate_core::model::Ledger;
 use quorate_core::spec::{ClusterSpec, Kind};

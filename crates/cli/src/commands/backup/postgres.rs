@@ -3,8 +3,8 @@
 use jiff::Timestamp;
 use quorate_backup::Store;
 use quorate_backup::postgres::{Catalog, Listed, Manifest};
-use quorate_control::kinds::etcd::backup::signing::with_key;
-use quorate_control::kinds::etcd::backup::{Vault, open_store};
+use quorate_control::backup::signing::with_key;
+use quorate_control::backup::{Vault, open_store};
 use quorate_control::kinds::postgres::backup::{Backups, Shelf, Watching, catalog_of, watch};
 use quorate_core::kinds::postgres::backup::{BackupChecked, BackupKind};
 use quorate_core::model::Ledger;

@@ -8,7 +8,7 @@ use quorate_backup::full;
 use quorate_backup::keys::KeyError;
 use quorate_backup::manifest::Manifest;
 use quorate_backup::prune;
-use quorate_control::kinds::etcd::backup::signing::key_of;
+use quorate_control::backup::signing::key_of;
 use quorate_control::kinds::etcd::backup::{Backups, catalog_of};
 
 use super::{Context, Subject, identities};

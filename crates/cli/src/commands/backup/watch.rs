@@ -1,6 +1,7 @@
 //! `quorate backup watch`: stays, until SIGINT or SIGTERM.
 
-use quorate_control::kinds::etcd::backup::{Vault, Watching, watch};
+use quorate_control::backup::Vault;
+use quorate_control::kinds::etcd::backup::{Watching, watch};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::create::NOT_ENCRYPTED;

@@ -1,7 +1,6 @@
 //! The members of a PostgreSQL cluster, as a table.
 
-use quorate_control::kinds::etcd::status::{MemberStatus, Status};
-use quorate_control::kinds::postgres::status::{PostgresMember, PostgresStatus};
+use quorate_control::kinds::status::{MemberStatus, PostgresMember, PostgresStatus, Status};
 use quorate_core::text::plural;
 
 use super::{Page, Style, health_style, size, table, validity_left};

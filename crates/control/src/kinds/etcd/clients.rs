@@ -1,9 +1,6 @@
 //! For the operator's own clients: certificates for declared users, and the environment that etcdctl reads.
 
-use std::fs::OpenOptions;
-use std::io::{self, Write};
 use std::net::{IpAddr, SocketAddr};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -17,6 +14,7 @@ use quorate_pki::KeyPair;
 use tokio::time::timeout;
 
 use crate::brought::BroughtFiles;
+use crate::clients::{ClientError, keep_private, write_private};
 use crate::home::Home;
 use crate::run::controller::arch;
 use crate::run::error::ControlError;
@@ -37,40 +35,6 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 /// How long an address may take to answer a connection.
 const KNOCK: Duration = Duration::from_secs(1);
-
-#[derive(Debug, thiserror::Error)]
-pub enum ClientError {
-    #[error("{} cannot be written", path.display())]
-    Io { path: PathBuf, source: io::Error },
-    #[error(transparent)]
-    Control(#[from] ControlError),
-    #[error("the signing request cannot be used")]
-    Pki(#[from] quorate_pki::Error),
-    #[error("cluster {0} does not exist yet: bring it up with `quorate apply` first")]
-    NotThere(String),
-    #[error("cluster {0} has no proxy: `postgres.haproxy` in its spec adds one")]
-    NoProxy(String),
-    #[error(
-        "cluster {0} has no front: `etcd.front` in its spec adds one, and `quorate front {0}` serves one from here"
-    )]
-    NoFront(String),
-    #[error("no machine of cluster {0} can be found, so clients have nothing to connect to: run `quorate status {0}`")]
-    NoMachines(String),
-    #[error("this cluster's certificates are user-provided and its CA's key is not here, so quorate cannot issue any")]
-    NoAuthorityKey,
-    #[error(
-        "user {user} is not declared in the spec (declared: {declared}): add it under `auth.users` and apply the spec"
-    )]
-    Undeclared { user: String, declared: String },
-    #[error("the front cannot issue a certificate for user {0:?}")]
-    NotAs(String),
-    #[error("clients of this cluster log in with a password; certificates are not needed")]
-    PasswordLogin,
-    #[error(
-        "another command works on {0}, and an issued certificate must be recorded first: try again when it has ended"
-    )]
-    LedgerHeld(String),
-}
 
 /// A client certificate, and its key where it was made here.
 #[derive(Clone, Debug)]
@@ -264,14 +228,6 @@ fn is_pair(certificate: &Path, key: &Path) -> bool {
     quorate_pki::key_fits(&read(certificate), &Secret::new(read(key))).is_ok()
 }
 
-/// Leaves a file alone that holds this already, so that nothing is written where nothing changes.
-pub(crate) fn keep_private(path: &Path, text: &str) -> Result<(), ClientError> {
-    match std::fs::read(path) {
-        Ok(found) if found == text.as_bytes() => Ok(()),
-        _ => write_private(path, text),
-    }
-}
-
 /// Whether a client can still log in with a certificate in this file.
 pub fn is_usable(certificate: &Path, ledger: &Ledger) -> bool {
     still_good(certificate, ledger, ROOT_LEFT)
@@ -282,18 +238,4 @@ fn still_good(certificate: &Path, ledger: &Ledger, left: SignedDuration) -> bool
     let Ok(facts) = quorate_pki::inspect(&pem) else { return false };
     let authority = ledger.authorities.client.as_ref().map(|a| a.key_id.clone());
     facts.authority_key_id == authority && facts.not_after.duration_since(Timestamp::now()) > left
-}
-
-/// Writes a file that only its owner can read, all at once.
-pub fn write_private(path: &Path, text: &str) -> Result<(), ClientError> {
-    let failed = |source| ClientError::Io { path: path.to_owned(), source };
-    let temporary = path.with_extension(format!("new-{}", std::process::id()));
-    // Created from scratch, so no link that is there is followed and no file stays open elsewhere.
-    match std::fs::remove_file(&temporary) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(failed(e)),
-        _ => {}
-    }
-    let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary);
-    file.and_then(|mut f| f.write_all(text.as_bytes())).map_err(failed)?;
-    std::fs::rename(&temporary, path).map_err(failed)
 }

@@ -13,7 +13,8 @@ use quorate_core::planner::Action;
 use quorate_pki::{KeyAlgorithm, KeyPair, LeafWish};
 use quorate_providers::Dial;
 
-use super::clients::{ClientError, Issued};
+use super::clients::Issued;
+use crate::clients::ClientError;
 use crate::home::Home;
 use crate::kinds::proxies::machines;
 use crate::ledger::LedgerError;

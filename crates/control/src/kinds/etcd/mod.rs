@@ -7,4 +7,4 @@ pub mod front;
 pub mod kubernetes;
 pub(crate) mod orders;
 mod snapshot;
-pub mod status;
+pub(crate) mod status;

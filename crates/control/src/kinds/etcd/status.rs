@@ -1,223 +1,23 @@
-//! What `quorate status` shows: one cluster, in a shape that scripts can rely on.
+//! The status of an etcd cluster.
 
-use std::collections::BTreeSet;
-
-use jiff::{SignedDuration, Timestamp};
-use quorate_core::desire::Wish;
 use quorate_core::kinds::etcd::planner::is_silent;
 use quorate_core::kinds::etcd::safety;
 use quorate_core::kinds::etcd::{EtcdStatus, Formation};
 use quorate_core::model::{
-    AgentSeen, Authorities, CLIENT_PORT, CertificateUse, Exit, Facts, Ledger, MachineSeen, MemberName, Observation,
-    Power, PowerState, Program, Seen, ServiceState, https_url,
+    AgentSeen, CLIENT_PORT, CertificateUse, Exit, Facts, Ledger, MachineSeen, MemberName, Observation, Power, Program,
+    Seen, ServiceState, https_url,
 };
-use quorate_core::planner::{Decision, UnsafeBecause, WaitingFor, decide, renewal_window};
-use quorate_core::spec::Kind;
+use quorate_core::planner::Decision;
 use quorate_core::text::plural;
-use serde::Serialize;
 
-use crate::brought::BroughtFiles;
-use crate::home::Home;
-use crate::kinds::etcd::backup::{self, BackupStatus};
-use crate::kinds::postgres;
-use crate::kinds::postgres::status::{PostgresMember, PostgresStatus};
-use crate::kinds::proxies::{self, ProxyStatus};
+use crate::backup;
+use crate::kinds::proxies;
+use crate::kinds::status::{
+    AlarmStatus, MemberStatus, Pending, Status, Verdict, ca_expires, known_members, machine_name, renew_by, unseen,
+};
 use crate::requests;
-use crate::run::controller::{arch, latest_fence};
-use crate::run::error::ControlError;
-use crate::run::observe::Sight;
 
-#[derive(Clone, Debug, Serialize)]
-pub struct Status {
-    pub cluster: String,
-    pub cluster_id: String,
-    pub provider: String,
-    /// The one address for all clients, where there is one.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub url: Option<String>,
-    pub formation: &'static str,
-    pub etcd_version: String,
-    pub verdict: Verdict,
-    /// The verdict in one line.
-    pub summary: String,
-    pub voters: usize,
-    pub healthy: usize,
-    pub quorum: usize,
-    pub failures_survived: usize,
-    pub members: Vec<MemberStatus>,
-    /// Machines that only lead clients to members.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub proxies: Vec<ProxyStatus>,
-    pub alarms: Vec<AlarmStatus>,
-    /// What an `apply` would have to deal with.
-    pub pending: Pending,
-    /// What was confirmed and is not carried out yet.
-    pub requests: Vec<requests::Open>,
-    /// By when the next `apply` must renew certificates.
-    pub renew_by: Option<Timestamp>,
-    /// When the first of the CAs expires.
-    pub ca_expires: Option<Timestamp>,
-    /// Absent where the spec wants no backups.
-    pub backup: Option<BackupStatus>,
-    /// Of a cluster of PostgreSQL alone.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub postgres: Option<PostgresStatus>,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Verdict {
-    /// Every voter is healthy.
-    Healthy,
-    /// It serves, with less tolerance than it should have.
-    Degraded,
-    /// It does not serve.
-    Down,
-    /// This program does not understand the agents, so it cannot say whether the cluster serves.
-    Unknown,
-    /// Its machines are switched off, by the operator's wish.
-    Off,
-    /// It is not formed yet.
-    Unformed,
-}
-
-#[derive(Clone, Debug, Serialize)]
-pub struct MemberStatus {
-    pub member: MemberName,
-    pub machine: String,
-    /// The member has another machine by now, or is no longer in the spec: this machine will be destroyed.
-    pub leaving: bool,
-    pub address: Option<String>,
-    pub endpoint: Option<String>,
-    pub role: Option<&'static str>,
-    /// One word: healthy, unhealthy, starting, stopped, failing, off, unseen, untrusted, other_protocol, unenrolled, absent.
-    pub health: &'static str,
-    /// Why, where it is not healthy.
-    pub why: Option<String>,
-    pub version: Option<String>,
-    pub db_size: Option<u64>,
-    pub db_quota: u64,
-    pub raft_index: Option<u64>,
-    /// Entries behind the leader, where one answered.
-    pub raft_lag: Option<u64>,
-    pub certificate_days_left: Option<i64>,
-    /// The same in full, for people.
-    #[serde(skip)]
-    pub certificate_left: Option<SignedDuration>,
-    /// The quorate that its agent runs.
-    pub agent: Option<Program>,
-    pub generation: Option<u64>,
-    pub restarts: Option<u32>,
-    /// The slowest of some durable writes on its disk, before etcd had data there; not reported for local machines.
-    pub fsync_micros: Option<u64>,
-    /// Why the configuration for forwarding its logs is not followed, where it is not.
-    pub log_source_trouble: Option<String>,
-    /// Of a member of a PostgreSQL cluster alone.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub postgres: Option<PostgresMember>,
-}
-
-impl MemberStatus {
-    /// What etcd's disk should do, by etcd's own guidance: 99 of 100 durable writes within 10 ms.
-    const FSYNC_MICROS: u64 = 10_000;
-
-    /// How long a durable write takes on its disk, where that is too long for etcd.
-    pub fn slow_disk(&self) -> Option<u64> {
-        self.fsync_micros.filter(|micros| *micros > Self::FSYNC_MICROS)
-    }
-}
-
-#[derive(Clone, Debug, Serialize)]
-pub struct AlarmStatus {
-    pub member: String,
-    pub kind: String,
-}
-
-impl AlarmStatus {
-    const NOSPACE: &str = "NOSPACE";
-    const CORRUPT: &str = "CORRUPT";
-
-    /// Whether etcd refuses requests of clients for it.
-    pub fn stops_clients(&self) -> bool {
-        [Self::NOSPACE, Self::CORRUPT].contains(&self.kind.as_str())
-    }
-
-    fn means(&self) -> String {
-        let AlarmStatus { member, kind } = self;
-        match kind.as_str() {
-            Self::CORRUPT => {
-                format!("etcd refuses all requests, as {member} holds other data than the others (alarm {kind})")
-            }
-            _ => format!("etcd refuses all writes, as the database of {member} has reached its quota (alarm {kind})"),
-        }
-    }
-
-    /// What ends it.
-    pub fn remedy(&self) -> Option<String> {
-        match self.kind.as_str() {
-            Self::NOSPACE => Some(String::from(
-                "raise `etcd.quota` and apply, or delete keys; compact with `etcdctl compact REVISION` and run `etcdctl defrag` for \
-                 each member; then `etcdctl alarm disarm`, as etcd does not lift the alarm by itself",
-            )),
-            Self::CORRUPT => Some(format!(
-                "find out with `etcdctl endpoint hashkv` who differs, give that member a new machine with `quorate replace`, then \
-                 `etcdctl alarm disarm`; {} raised it",
-                self.member
-            )),
-            _ => None,
-        }
-    }
-}
-
-#[derive(Clone, Debug, Default, Serialize)]
-pub struct Pending {
-    pub steps: usize,
-    pub waiting: Vec<String>,
-    pub blocked: Vec<String>,
-}
-
-impl Pending {
-    pub(crate) fn of(decision: &Decision) -> Self {
-        // Users and roles were not asked for, so waiting for them means nothing here.
-        let waiting = decision.waiting.iter().filter(|waiting| **waiting != WaitingFor::AuthSight);
-        Pending {
-            steps: decision.steps.len(),
-            waiting: waiting.map(ToString::to_string).collect(),
-            blocked: decision.blocked.iter().map(ToString::to_string).collect(),
-        }
-    }
-}
-
-/// Looks at one cluster, without its lock.
-pub async fn status(home: &Home, ledger: &Ledger, brought: &BroughtFiles) -> Result<Status, ControlError> {
-    let mut sight = Sight::new(home.observer(ledger));
-    let seen = sight.glance(ledger, None).await?;
-    let store = home.store(ledger.spec.name.as_str());
-    let ledger = &Ledger { fence: latest_fence(&store, ledger)?, ..ledger.clone() };
-    let fingerprints = brought.fingerprints(home, ledger);
-    let desired = Wish { spec: &ledger.spec, brought: &fingerprints, arch: arch() }.desire(ledger, "");
-    Ok(summarize(ledger, &seen, &decide(&desired, &seen)))
-}
-
-/// The clusters that this home remembers.
-pub fn known_clusters(home: &Home) -> Vec<String> {
-    let entries = std::fs::read_dir(home.clusters()).into_iter().flatten().flatten();
-    let mut names: Vec<String> = entries
-        .filter_map(|e| e.file_name().into_string().ok())
-        .filter(|name| matches!(home.store(name).read(), Ok(Some(_)) | Err(_)))
-        .collect();
-    names.sort();
-    names
-}
-
-pub fn summarize(ledger: &Ledger, seen: &Observation, decision: &Decision) -> Status {
-    match ledger.spec.kind {
-        Kind::Etcd => summarize_etcd(ledger, seen, decision),
-        Kind::Postgres => postgres::status::summarize(ledger, seen, decision),
-    }
-}
-
-fn summarize_etcd(ledger: &Ledger, seen: &Observation, decision: &Decision) -> Status {
+pub(crate) fn summarize(ledger: &Ledger, seen: &Observation, decision: &Decision) -> Status {
     let spec = &ledger.spec;
     let furthest = statuses(seen).find(|s| s.leader == s.member_id).map(|s| s.raft_index);
     let members: Vec<MemberStatus> =
@@ -292,22 +92,6 @@ fn count_voters(ledger: &Ledger, seen: &Observation, members: &[MemberStatus]) -
         (_, Formation::Recovering { .. } | Formation::Restoring { .. }) => ledger.spec.members.len(),
     };
     (voters, healthy)
-}
-
-/// The members of the spec, those of the running cluster that the spec does not name any more, and machines of ours that wait for
-/// their end.
-pub(crate) fn known_members(ledger: &Ledger, seen: &Observation) -> Vec<MemberName> {
-    let mut names: Vec<MemberName> = ledger.spec.members.iter().map(|m| m.name.as_str().into()).collect();
-    let etcd = ledger.etcd.formation.members().into_iter().flat_map(|members| members.keys());
-    let postgres = ledger.postgres.formation.members().into_iter().flat_map(|members| members.keys());
-    let members = etcd.chain(postgres);
-    let machines = seen.machines.get().into_iter().flatten();
-    let ours = machines.filter(|(_, machine)| machine.cluster_id == ledger.cluster_id).map(|(name, _)| name);
-    let is_proxy = |m: &MemberName| proxies::is_proxy(ledger, m);
-    let left_out = members.chain(ours).filter(|m| !names.contains(m) && !is_proxy(m));
-    let left_out: BTreeSet<MemberName> = left_out.cloned().collect();
-    names.extend(left_out);
-    names
 }
 
 fn verdict(ledger: &Ledger, voters: usize, healthy: usize) -> Verdict {
@@ -420,12 +204,6 @@ fn member_status(ledger: &Ledger, seen: &Observation, member: MemberName, furthe
     }
 }
 
-/// As the provider knows it.
-pub(crate) fn machine_name(ledger: &Ledger, member: &MemberName, machine: Option<&MachineSeen>) -> String {
-    let recorded = || ledger.members.get(member).map_or(1, |r| r.incarnation);
-    ledger.spec.machine_name(member.seat(), machine.map_or_else(recorded, |m| m.incarnation))
-}
-
 fn role(status: &EtcdStatus) -> &'static str {
     if status.is_learner {
         "learner"
@@ -469,32 +247,6 @@ fn health(
     }
 }
 
-/// Of a member whose agent reports nothing.
-pub(crate) fn unseen(
-    seen: &Observation,
-    member: &MemberName,
-    machine: Option<&MachineSeen>,
-) -> (&'static str, Option<String>) {
-    match (machine, seen.agents.get(member)) {
-        (None, _) => ("absent", Some(String::from("it has no machine"))),
-        (Some(m), _) if m.power == PowerState::Off => ("off", Some(String::from("its machine does not run"))),
-        (Some(m), _) if m.power == PowerState::Stopping => ("off", Some(String::from("its machine is stopping"))),
-        (Some(m), Some(Seen::Unreachable { .. }) | None) if m.power == PowerState::Starting => {
-            ("starting", Some(String::from("its machine is starting")))
-        }
-        (_, Some(Seen::At(_, AgentSeen::Unenrolled { .. }))) => ("unenrolled", None),
-        (_, Some(Seen::At(_, AgentSeen::Untrusted(distrust)))) => {
-            let because = UnsafeBecause::Untrusted { member: member.clone(), distrust: *distrust };
-            ("untrusted", Some(because.to_string()))
-        }
-        (_, Some(Seen::At(_, AgentSeen::OtherProtocol(program)))) => {
-            ("other_protocol", Some(format!("its agent runs {}", program.runs)))
-        }
-        (_, Some(Seen::Unreachable { why, .. })) => ("unreachable", Some(why.clone())),
-        _ => ("unreachable", None),
-    }
-}
-
 fn statuses(seen: &Observation) -> impl Iterator<Item = &EtcdStatus> {
     seen.agents.keys().filter_map(|m| seen.facts(m)?.etcd.status.as_ref())
 }
@@ -513,25 +265,6 @@ fn alarms(seen: &Observation) -> Vec<AlarmStatus> {
         }
     }
     alarms
-}
-
-pub(crate) fn ca_expires(ledger: &Ledger) -> Option<Timestamp> {
-    let Authorities { client, control, peer } = &ledger.authorities;
-    let peers = peer.iter().flat_map(|plane| &plane.trusted);
-    client.iter().chain(control).chain(peers).map(|authority| authority.not_after).min()
-}
-
-/// The first moment at which a certificate enters its renewal window.
-pub fn renew_by(ledger: &Ledger, seen: &Observation) -> Option<Timestamp> {
-    if ledger.spec.tls.given.is_some() {
-        return None;
-    }
-    let window = jiff::SignedDuration::from_hours(i64::try_from(ledger.spec.tls.renew_before().as_hours()).ok()?);
-    let expiries = seen.agents.keys().filter_map(|m| seen.facts(m));
-    expiries
-        .flat_map(|f| &f.certificates)
-        .map(|(of, c)| c.not_after.saturating_sub(renewal_window(*of, window)).unwrap_or(c.not_after))
-        .min()
 }
 
 #[cfg(test)]

@@ -11,8 +11,8 @@ use quorate_core::kinds::postgres::{CLIENT_PORT, Dcs, SUPERUSER, desire};
 use quorate_core::model::{Ledger, MemberName};
 use quorate_pki::{KeyPair, LeafWish};
 
+use crate::clients::{ClientError, keep_private, write_private};
 use crate::home::Home;
-use crate::kinds::etcd::clients::{ClientError, keep_private, write_private};
 use crate::kinds::postgres::dcs;
 use crate::run::error::ControlError;
 use crate::run::observe::{by_name, dial};

@@ -5,5 +5,5 @@ pub mod clients;
 pub mod dcs;
 pub(crate) mod orders;
 pub(crate) mod passwords;
-pub mod status;
+pub(crate) mod status;
 pub mod upgrade;

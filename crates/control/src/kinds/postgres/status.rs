@@ -5,41 +5,14 @@ use quorate_core::kinds::postgres::{ArchiveSeen, CLIENT_PORT, Formation, Patroni
 use quorate_core::model::{CertificateUse, Exit, Ledger, MemberName, Observation, Power, ServiceState};
 use quorate_core::planner::Decision;
 use quorate_core::text::plural;
-use serde::Serialize;
 
-use crate::kinds::etcd::backup::{self, BackupStatus};
-use crate::kinds::etcd::status::{
-    MemberStatus, Pending, Status, Verdict, ca_expires, known_members, machine_name, renew_by, unseen,
-};
+use crate::backup::{self, BackupStatus};
 use crate::kinds::proxies;
+use crate::kinds::status::{
+    MemberStatus, Pending, PostgresMember, PostgresStatus, Status, Verdict, ca_expires, known_members, machine_name,
+    renew_by, unseen,
+};
 use crate::requests;
-
-/// What only a cluster of PostgreSQL has.
-#[derive(Clone, Debug, Serialize)]
-pub struct PostgresStatus {
-    pub version: String,
-    pub primary: Option<MemberName>,
-    /// How many standbys must confirm a commit.
-    pub synchronous_nodes: u16,
-    /// Whether writes stop while there are fewer.
-    pub strict: bool,
-    /// Automatic failover is switched off.
-    pub paused: bool,
-    /// What of the primary's log is finished and not stored yet; absent without backups.
-    pub archive: Option<ArchiveSeen>,
-}
-
-#[derive(Clone, Debug, Serialize)]
-pub struct PostgresMember {
-    pub timeline: Option<u64>,
-    /// Behind the primary, in bytes.
-    pub lag_bytes: Option<u64>,
-    /// The age of the last transaction that was replayed, where it is behind.
-    pub lag_seconds: Option<u64>,
-    /// Whether a commit waits for it.
-    pub synchronous: bool,
-    pub pending_restart: bool,
-}
 
 pub(crate) fn summarize(ledger: &Ledger, seen: &Observation, decision: &Decision) -> Status {
     let spec = &ledger.spec;

@@ -13,8 +13,6 @@ pub const DIRECTORY: &str = "etc/etcd/pki";
 pub const KUBEADM_DIRECTORY: &str = "etc/kubernetes/pki/etcd";
 pub const CA: &str = "ca.crt";
 pub const PEER_CA: &str = "peer-ca.crt";
-/// The common name that kubeadm gives the certificate for health checks.
-pub const HEALTH_NAME: &str = "kube-etcd-healthcheck-client";
 
 pub fn directory(layout: CertificateLayout) -> &'static str {
     match layout {

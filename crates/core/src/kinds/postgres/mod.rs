@@ -18,6 +18,7 @@ mod reserved;
 pub mod safety;
 pub(crate) mod simulate;
 pub mod spec;
+mod unfit;
 mod wish;
 
 pub use facts::{
@@ -28,6 +29,7 @@ pub use record::{
     DcsLogin, DcsUser, Formation, FormedWith, Known, Passwords, Previous, Record, RestoreTarget, RestoreWish, Rotation,
     RotationStage, SwitchoverRequest, Until, Upgrade, UpgradeFailed,
 };
+pub use unfit::Unfit;
 pub use wish::{Dcs, RotationWish, Wish};
 
 /// The service of a machine that keeps PostgreSQL: Patroni, whose child PostgreSQL is.

@@ -1,7 +1,7 @@
 //! What the operator can do about each refusal.
 
 use super::UnsafeBecause;
-use crate::kinds::postgres::safety::Unfit;
+use crate::kinds::postgres::Unfit;
 use crate::text::list;
 
 impl UnsafeBecause {

@@ -4,7 +4,6 @@
 
 use std::time::Duration;
 
-use bytes::Bytes;
 use jiff::Timestamp;
 use quorate_backup::catalog::{Catalog, Full};
 use quorate_backup::full::{self, Draft};
@@ -21,58 +20,15 @@ use quorate_pki::SigningKey;
 use tokio::sync::{mpsc, oneshot};
 
 use super::source::{AgentSource, Members};
-use super::vault::Vault;
-use super::{BackupError, note, programs, signing};
+use super::{programs, record};
+use crate::backup::{BackupError, Doing, Teller, Vault, note, sealed_ledger, signing};
 use crate::home::Home;
-use crate::ledger::{SealFor, export};
-use crate::run::history::History;
 use quorate_agent::private_directory;
 use quorate_core::text::with_causes;
 
 /// How often all members are tried.
 const ROUNDS: u32 = 3;
 const BETWEEN_ROUNDS: Duration = Duration::from_secs(2);
-/// How much of the newest history is stored next to a backup: some thousand steps.
-const HISTORY: u64 = 1 << 20;
-
-/// Is told what is being done.
-pub trait Teller: Sync {
-    /// Something to know.
-    fn say(&self, text: &str);
-    /// What is being done; the next takes its place.
-    fn doing(&self, what: Doing<'_>);
-}
-
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub enum Doing<'a> {
-    Checking {
-        place: &'a str,
-    },
-    Looking,
-    Reading {
-        member: &'a str,
-        bytes: u64,
-    },
-    Proving {
-        id: &'a str,
-    },
-    Copying {
-        place: &'a str,
-    },
-    Fetching {
-        what: &'a str,
-    },
-    Replaying {
-        revision: i64,
-    },
-    /// Work of a machine, in its own words.
-    Working {
-        member: &'a str,
-        what: &'a str,
-    },
-    Nothing,
-}
-
 /// A cluster with the places that hold its backups.
 pub struct Backups<'a> {
     pub home: &'a Home,
@@ -165,12 +121,8 @@ impl Backups<'_> {
         let member = source.member();
         self.teller.doing(Doing::Reading { member, bytes: 0 });
         let progress = |bytes| self.teller.doing(Doing::Reading { member, bytes });
-        let ledger = self.sealed_ledger();
+        let ledger = sealed_ledger(self.home, self.ledger, self.vault, self.teller);
         full::create(&self.vault.first, source, draft, &self.vault.settings, ledger, &progress).await
-    }
-
-    fn sealed_ledger(&self) -> Option<Bytes> {
-        sealed_ledger(self.home, self.ledger, self.vault, self.teller)
     }
 
     async fn prove_new(&self, id: &BackupId, key: Option<BackupKey>) -> Result<Verification, BackupError> {
@@ -217,7 +169,7 @@ impl Backups<'_> {
             return Ok(true);
         }
         let catalog = self.catalog(&self.vault.first).await?;
-        let record = note::record(&catalog, last);
+        let record = record(&catalog, last);
         Ok(note::write(self.home, self.ledger, record.as_ref()).await?)
     }
 
@@ -226,24 +178,6 @@ impl Backups<'_> {
         let plan = prune::plan(&self.catalog(store).await?, &self.vault.keep, Timestamp::now());
         let leftovers = PrunePlan { remove: Vec::new(), ..plan };
         Ok(prune::carry_out(store, &self.vault.cluster, &leftovers).await?)
-    }
-}
-
-/// The ledger with its keys is part of what must survive; without recipients it would lie open.
-pub(crate) fn sealed_ledger(home: &Home, known: &Ledger, vault: &Vault, teller: &dyn Teller) -> Option<Bytes> {
-    let recipients = &vault.settings.recipients;
-    if recipients.is_empty() {
-        return None;
-    }
-    let history = History::new(home.history(&vault.cluster)).newest(HISTORY).unwrap_or_default();
-    // A controller that runs for long has known an older one.
-    let ledger = note::ledger_of_now(home, known);
-    match export(&ledger, &history, &SealFor::Recipients(recipients.clone())) {
-        Ok(sealed) => Some(sealed.into()),
-        Err(error) => {
-            teller.say(&format!("warning: the ledger was not stored with this backup: {}", with_causes(&error)));
-            None
-        }
     }
 }
 
@@ -299,49 +233,5 @@ async fn begin(recorder: Option<&mpsc::Sender<Command>>, draft: &Draft) {
 pub(super) async fn end(recorder: Option<&mpsc::Sender<Command>>, full: &BackupId, after: i64) {
     if let Some(recorder) = recorder {
         let _ = recorder.send(Command::End { full: full.clone(), after }).await;
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use age::secrecy::ExposeSecret;
-    use quorate_core::Secret;
-    use quorate_core::kinds::etcd::Record;
-    use quorate_core::kinds::etcd::versions::DEFAULT;
-    use quorate_core::spec::{Document, HostFacts, generated};
-
-    use super::*;
-    use crate::ledger::{OpenWith, import};
-
-    struct Silent;
-
-    impl Teller for Silent {
-        fn say(&self, text: &str) {
-            panic!("{text}");
-        }
-        fn doing(&self, _: Doing<'_>) {}
-    }
-
-    #[test]
-    fn the_ledger_beside_a_backup_is_that_of_the_moment() {
-        let directory = tempfile::tempdir().unwrap();
-        let key = age::x25519::Identity::generate();
-        let yaml =
-            generated("demo", 1, DEFAULT, quorate_core::kinds::etcd::spec::ClientAuth::Certificate).unwrap().to_yaml();
-        let store = directory.path().join("store").display().to_string();
-        let backup =
-            format!("    backup:\n      to: {{directory: {store}}}\n      recipients: [{}]\n", key.to_public());
-        let checked = Document::parse("test", &format!("{yaml}{backup}")).unwrap().spec(&HostFacts::default());
-        let spec = checked.spec.unwrap_or_else(|| panic!("{:?}", checked.problems)).clusters.remove(0);
-        let home = Home::new(directory.path());
-        let known = Ledger::new(String::from("c"), spec);
-        let vault = Vault::open(&known.spec).unwrap();
-        // A controller has written since the recorder began.
-        let mut now = Ledger { etcd: Record { highest_revision: 4711, ..known.etcd.clone() }, ..known.clone() };
-        home.store("demo").write(&mut now).unwrap();
-        let backups = Backups { home: &home, ledger: &known, vault: &vault, teller: &Silent };
-        let sealed = backups.sealed_ledger().unwrap();
-        let identity = OpenWith::Identities(Secret::new(key.to_string().expose_secret()));
-        assert_eq!(import(&sealed, &identity).unwrap().ledger.etcd.highest_revision, 4711);
     }
 }

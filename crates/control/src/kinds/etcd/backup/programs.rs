@@ -8,14 +8,14 @@ use quorate_core::kinds::etcd::desire::binary;
 use quorate_core::model::Version;
 use quorate_core::spec::ClusterSpec;
 
-use super::BackupError;
+use crate::backup::BackupError;
 use crate::home::Home;
 use crate::run::controller::arch;
 
 /// Of this very version; where the spec does not lead to it, of the spec's, if both are of one minor; else as for a spec that names no
 /// source: data from before an upgrade needs the programs of that version.
 pub(super) async fn programs(home: &Home, spec: &ClusterSpec, version: &str) -> Result<Programs, BackupError> {
-    let failed = |source| BackupError::Programs { version: version.to_owned(), source };
+    let failed = |source: BinaryError| BackupError::Programs { version: version.to_owned(), source: Box::new(source) };
     let wanted: Version = match version.parse() {
         Ok(wanted) => wanted,
         Err(_) => spec.etcd.version,
@@ -42,7 +42,7 @@ pub(super) async fn programs(home: &Home, spec: &ClusterSpec, version: &str) -> 
 /// only when the old data is given up already.
 pub(super) async fn raising(home: &Home, spec: &ClusterSpec) -> Result<Programs, BackupError> {
     let wanted = spec.etcd.version;
-    let failed = |source| BackupError::Restorer { version: wanted.to_string(), source };
+    let failed = |source: BinaryError| BackupError::Restorer { version: wanted.to_string(), source: Box::new(source) };
     let Binary { etcd, version } = located(home, spec, wanted).await.map_err(failed)?;
     let restorer = binaries::etcdutl(&etcd, &version, &home.programs(), search().as_deref()).await.map_err(failed)?;
     Ok(Programs { version, etcd, restorer })

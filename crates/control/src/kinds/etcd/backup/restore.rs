@@ -21,8 +21,8 @@ use quorate_core::model::Ledger;
 use quorate_core::model::Version;
 use quorate_core::spec::{ClusterSpec, Destination, Signer};
 
-use super::create::{Doing, Teller};
-use super::{BackupError, programs, vault};
+use super::programs;
+use crate::backup::{BackupError, Doing, Teller, vault};
 use crate::home::Home;
 use crate::ledger::{Exported, OpenWith, import};
 use quorate_agent::private_directory;
@@ -315,7 +315,7 @@ mod tests {
             );
             Ledger::new(id.to_owned(), spec.unwrap().clusters.remove(0))
         };
-        let key = || crate::kinds::etcd::backup::signing::record(jiff::Timestamp::UNIX_EPOCH);
+        let key = || crate::backup::signing::record(jiff::Timestamp::UNIX_EPOCH);
         let (ours, other) = (key(), key());
         let signed = full(Some(ours.public.clone()));
         assert!(belongs_to(&full(None), &ledger("demo", "c")).is_ok());

@@ -13,7 +13,7 @@ use quorate_core::model::{CLIENT_PORT, Ledger, MachineSeen, MemberName, Observat
 use quorate_core::planner::Decision;
 use quorate_etcd::wire::WatchResponse;
 
-use super::{BackupError, note};
+use crate::backup::{BackupError, note};
 use crate::home::Home;
 use crate::kinds::etcd::status::summarize;
 use crate::run::observe::Sight;

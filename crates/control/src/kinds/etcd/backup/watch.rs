@@ -21,10 +21,9 @@ use quorate_core::spec::ClusterSpec;
 use rustix::fs::FlockOperation;
 use tokio::sync::{mpsc, watch};
 
-use super::create::{Backups, Doing, Taken, Teller, end};
+use super::create::{Backups, Taken, end};
 use super::source::{AgentSource, Members};
-use super::vault::Vault;
-use super::{BackupError, note, signing};
+use crate::backup::{BackupError, Doing, Teller, Vault, note, signing};
 use crate::home::Home;
 use quorate_core::text::with_causes;
 

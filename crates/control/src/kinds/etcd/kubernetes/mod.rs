@@ -19,7 +19,7 @@ use quorate_core::kinds::etcd::Formation;
 use quorate_core::model::{CLIENT_PORT, Ledger, https_url};
 use serde::Serialize;
 
-use super::clients::ClientError;
+use crate::clients::ClientError;
 use crate::home::Home;
 use certificates::{Pair, Previous};
 use files::{Change, Files};

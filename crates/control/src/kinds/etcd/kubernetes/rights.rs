@@ -5,7 +5,7 @@ use quorate_core::model::{Ledger, Version};
 use quorate_core::spec::{ClusterSpec, Retention};
 
 use super::{Clusters, KubernetesError, Wish, refused};
-use crate::kinds::etcd::clients::ClientError;
+use crate::clients::ClientError;
 
 /// Refuses what cannot work or is unsafe. Returns notes about what works but could be better.
 pub(super) fn check(clusters: Clusters<'_>, wish: &Wish) -> Result<Vec<String>, KubernetesError> {

@@ -5,8 +5,8 @@ use quorate_core::model::{BackupNote, Ledger};
 use quorate_core::text::with_causes;
 
 use super::{catalog_of, is_what_was_taken};
-use crate::kinds::etcd::backup::signing::trust_of;
-use crate::kinds::etcd::backup::{BackupError, Confirmed, Which, open_store};
+use crate::backup::signing::trust_of;
+use crate::backup::{BackupError, Confirmed, Which, open_store};
 
 /// Asks the store: the ledger remembers what was there once. The backup must be signed, verified, have the list of files that was signed, and all
 /// files that it had then.

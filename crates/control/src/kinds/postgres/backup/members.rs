@@ -7,8 +7,8 @@ use quorate_agent::client::{AgentClient, ClientError};
 use quorate_core::kinds::postgres::backup::{Sources, sources};
 use quorate_core::model::{Ledger, MemberName};
 
+use crate::backup::{BackupError, Doing, Teller, note};
 use crate::home::Home;
-use crate::kinds::etcd::backup::{BackupError, Doing, Teller, note};
 use crate::run::observe::Sight;
 
 /// Less often than an agent forgets.

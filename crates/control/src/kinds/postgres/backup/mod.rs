@@ -17,9 +17,9 @@ use quorate_core::kinds::postgres::{RestoreTarget, Until, repository};
 use quorate_core::model::{BackupNote, BackupRecord, History, Ledger, MemberName};
 use quorate_pki::{Authority, AuthoritySubject, KeyAlgorithm, KeyPair, LeafWish};
 
+use crate::backup::signing::{key_of, trust_of};
+use crate::backup::{BackupError, Teller, Vault, Which, note, sealed_ledger};
 use crate::home::Home;
-use crate::kinds::etcd::backup::signing::{key_of, trust_of};
-use crate::kinds::etcd::backup::{BackupError, Teller, Vault, Which, note, sealed_ledger};
 use members::Members;
 
 pub use confirm::confirm;

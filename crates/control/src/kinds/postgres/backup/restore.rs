@@ -13,9 +13,9 @@ use quorate_core::spec::Signer;
 
 use super::is_what_was_taken;
 use super::members::Members;
+use crate::backup::signing::trust_of;
+use crate::backup::{BackupError, Teller, Which, open_store};
 use crate::home::Home;
-use crate::kinds::etcd::backup::signing::trust_of;
-use crate::kinds::etcd::backup::{BackupError, Teller, Which, open_store};
 use crate::ledger::{Exported, LedgerError, OpenWith, import};
 use crate::run::controller;
 use crate::run::error::ControlError;

@@ -11,9 +11,9 @@ use quorate_core::text::with_causes;
 use tokio::sync::watch;
 
 use super::Backups;
+use crate::backup::signing::with_key;
+use crate::backup::{BackupError, Doing, Teller, Vault};
 use crate::home::Home;
-use crate::kinds::etcd::backup::signing::with_key;
-use crate::kinds::etcd::backup::{BackupError, Doing, Teller, Vault};
 
 /// How often is looked whether something is due.
 const TICK: Duration = Duration::from_secs(5);

@@ -1,6 +1,6 @@
 //! A switchover that the operator asked for. Restarts come first: if they make another member the primary, that answers the request.
 
-use crate::kinds::postgres::safety::{self, Unfit};
+use crate::kinds::postgres::{Unfit, safety};
 use crate::model::MemberName;
 use crate::planner::{Action, Decision, UnsafeBecause, View, WaitingFor};
 

@@ -4,55 +4,16 @@ use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use quorate_backup::BackupId;
-use quorate_backup::catalog::{Catalog, Full, chain};
-use quorate_backup::segment::SegmentManifest;
 use quorate_core::model::{BackupNote, BackupRecord, Ledger};
 use serde::Serialize;
 
-use super::signing;
-use super::vault::{Which, open_store};
 use crate::home::Home;
 use crate::ledger::{LedgerError, Store};
-use quorate_core::text::{plural, with_causes};
+use quorate_core::text::plural;
 
 /// A controller that holds the lock is waited for so long.
 pub(super) const PATIENCE: Duration = Duration::from_secs(15);
 pub(super) const PAUSE: Duration = Duration::from_millis(250);
-
-/// So many are enough: anyone who can write to the store could fill the ledger.
-const FORGED: usize = 3;
-
-/// What a catalog says, with the changes that were recorded last. `None` where there is no backup that could be restored: what the ledger
-/// said before is no longer so then.
-pub(super) fn record(catalog: &Catalog, last: Option<&SegmentManifest>) -> Option<BackupRecord> {
-    let whole = || catalog.fulls.iter().rev().filter(|full| full.damage.is_empty());
-    let newest = whole().next()?;
-    let mut newest_note = note(newest, newest.up_to());
-    if let Some(last) = last.filter(|last| last.full == *newest.id()) {
-        newest_note.at = newest_note.at.max(last.last_at);
-        newest_note.revision = newest_note.revision.max(unsigned(last.span.to));
-    }
-    let verified = whole().find_map(|full| {
-        let (_, proven) = full.manifest.proven()?;
-        Some(note(full, proven.up_to))
-    });
-    let forged = catalog.damage.iter().filter(|damage| damage.is_forgery()).map(ToString::to_string);
-    Some(BackupRecord { newest: newest_note, verified, forged: forged.take(FORGED).collect() })
-}
-
-fn note(full: &Full, up_to: i64) -> BackupNote {
-    BackupNote {
-        id: full.id().to_string(),
-        at: full.manifest.taken.opened,
-        revision: unsigned(up_to),
-        verified_at: full.manifest.proven().map(|(at, _)| at),
-        history: None,
-    }
-}
-
-fn unsigned(revision: i64) -> u64 {
-    u64::try_from(revision).unwrap_or(0)
-}
 
 /// Notes it in the ledger, unless another controller holds that for long. Returns whether it was done.
 pub(crate) async fn write(home: &Home, ledger: &Ledger, record: Option<&BackupRecord>) -> Result<bool, LedgerError> {
@@ -93,43 +54,6 @@ pub struct Confirmed {
     pub verified: Option<BackupNote>,
     /// Why not.
     pub why_not: Option<String>,
-}
-
-/// Asks the store whether it still has the verified backup that the ledger notes: signed, of the right size with all changes that the note
-/// speaks of, and not found damaged since. The ledger remembers what was there once.
-pub async fn confirm(ledger: &Ledger) -> Confirmed {
-    let Some(note) = ledger.backups.as_ref().and_then(|backups| backups.verified.as_ref()) else {
-        return Confirmed { verified: None, why_not: None };
-    };
-    match still_leads_to(ledger, note).await {
-        Ok(revision) => Confirmed { verified: Some(BackupNote { revision, ..note.clone() }), why_not: None },
-        Err(why) => Confirmed { verified: None, why_not: Some(why) },
-    }
-}
-
-async fn still_leads_to(ledger: &Ledger, note: &BackupNote) -> Result<u64, String> {
-    let BackupNote { id, .. } = note;
-    let unreachable = |error: &(dyn std::error::Error + 'static)| {
-        format!("whether the verified backup {id} still exists is unknown: {}", with_causes(error))
-    };
-    let store = open_store(&ledger.spec, Which::First).map_err(|error| unreachable(&error))?;
-    let trust = signing::trust_of(Some(ledger), &ledger.spec, None, false);
-    let cluster = ledger.spec.name.as_str();
-    let catalog = Catalog::load(&store, cluster, Some(&ledger.cluster_id), &trust).await;
-    let catalog = catalog.map_err(|error| unreachable(&error))?;
-    let place = store.place();
-    let full = id.parse::<BackupId>().ok().and_then(|id| catalog.find(&id)).filter(|full| full.signed_by.is_some());
-    let full = full.ok_or_else(|| format!("the verified backup {id} is not in {place} any more"))?;
-    if let Some(damage) = full.damage.first() {
-        return Err(format!("the verified backup {id} in {place} is damaged since: {damage}"));
-    }
-    if !full.manifest.is_verified() {
-        return Err(format!("the last verification of backup {id} in {place} failed"));
-    }
-    let chain = chain(&store, full).await.map_err(|error| unreachable(&error))?;
-    let alone = full.manifest.newest_revision();
-    let reached = chain.segments.last().map_or(alone, |last| last.span.to.max(alone));
-    Ok(note.revision.min(unsigned(reached)))
 }
 
 /// How a cluster stands with its backups, as far as the ledger knows.
@@ -210,7 +134,7 @@ fn is_late(age: SignedDuration, schedule_ms: u64) -> bool {
 }
 
 /// In the largest unit that is not nothing.
-pub(super) fn in_words(age: SignedDuration) -> String {
+pub(crate) fn in_words(age: SignedDuration) -> String {
     let seconds = age.as_secs().max(0);
     let (number, unit) = match seconds {
         0..120 => (seconds, "second"),

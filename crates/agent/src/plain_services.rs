@@ -9,11 +9,11 @@ use std::time::Duration;
 use jiff::Timestamp;
 use quorate_core::model::{Exit, ProgramService, Runs, ServiceConfig, ServiceState};
 
-use super::{Gate, Launch, PATIENT, Profile, child};
 use crate::agent::Agent;
 use crate::api::{Refusal, ServiceCommand};
 use crate::kinds::{etcd, postgres};
 use crate::layout::Layout;
+use crate::services::{Gate, Launch, PATIENT, Profile, child};
 use crate::{AgentError, logs};
 
 const FIRST_PAUSE: Duration = Duration::from_secs(1);

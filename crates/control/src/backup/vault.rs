@@ -6,9 +6,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use jiff::SignedDuration;
-use quorate_backup::catalog::Catalog;
+use quorate_backup::Store;
 use quorate_backup::settings::{Credentials, Patience, Place, S3Place, Settings};
-use quorate_backup::{Store, Trust};
 use quorate_core::Secret;
 use quorate_core::spec::{self, BackupSettings, ClusterSpec, Destination, Keep, S3Destination, StoreKeys};
 
@@ -89,23 +88,6 @@ fn settings_of(spec: &ClusterSpec) -> Result<&BackupSettings, BackupError> {
     spec.backup.as_ref().ok_or_else(|| BackupError::NoSettings { cluster: spec.name.to_string() })
 }
 
-/// What there is of a cluster. Where its id is not known, that of the newest backup counts: a name may have been used before.
-pub async fn catalog_of(
-    store: &Store,
-    cluster: &str,
-    cluster_id: Option<&str>,
-    trust: &Trust,
-) -> Result<Catalog, BackupError> {
-    let catalog = Catalog::load(store, cluster, cluster_id, trust).await?;
-    let ids: Vec<&str> = catalog.fulls.iter().map(|full| full.manifest.cluster_id.as_str()).collect();
-    match ids.last() {
-        Some(newest) if cluster_id.is_none() && ids.iter().any(|id| id != newest) => {
-            Ok(Catalog::load(store, cluster, Some(newest), trust).await?)
-        }
-        _ => Ok(catalog),
-    }
-}
-
 fn settings(backup: &BackupSettings) -> Settings {
     Settings {
         recipients: backup.recipients.iter().map(|key| key.as_str().to_owned()).collect(),
@@ -121,7 +103,7 @@ fn place(destination: &Destination) -> Result<Place, BackupError> {
     }
 }
 
-pub(super) fn s3_place(s3: &S3Destination) -> Result<S3Place, BackupError> {
+pub(crate) fn s3_place(s3: &S3Destination) -> Result<S3Place, BackupError> {
     Ok(S3Place {
         endpoint: s3.endpoint.clone(),
         region: s3.region.clone(),
