@@ -1,5 +1,5 @@
-//! The port. Every connection has a place in a bounded crowd, every request a size and a time; whoever waits for registrations has one of
-//! a bounded number of places, too.
+//! The port. It limits the number of connections, the size and duration of each request, and the number of clients that wait for
+//! registrations.
 
 use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr};

@@ -318,7 +318,7 @@ fn a_damaged_ledger_is_not_replaced_by_a_version_that_is_too_new() {
 
 /// The same format has the same fields, so two operators may use different versions.
 #[test]
-fn a_ledger_of_this_format_is_read_whoever_wrote_it() {
+fn a_ledger_written_by_another_version_in_the_same_format_can_be_read() {
     let (_directory, store) = store();
     let mut ledger = ledger();
     store.write(&mut ledger).unwrap();

@@ -177,9 +177,9 @@ impl Glance<'_> {
                     sent += 1;
                     self.send(record).await?;
                 }
-                // Somebody sends it, or its own sender was cut off and Glance has not seen that yet.
+                // Another process is uploading it, or our upload was cut off and Glance has not noticed yet.
                 Some(other) if other.status == "saving" && begun.elapsed() < self.patience => sleep(self.pause).await,
-                // Whoever sent it is gone, or Glance has lost it: it would stay like this.
+                // The process that uploaded it has stopped, or Glance has lost it. The state would never change.
                 Some(lost) if lost.status == "saving" && sent < ATTEMPTS => {
                     self.delete(lost).await?;
                     begun = Instant::now();

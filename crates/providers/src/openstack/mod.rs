@@ -237,7 +237,7 @@ impl Provider for Openstack {
             Err(error) if self.settings.spread.policy().is_none() && (error.is_absent() || error.is_forbidden()) => {}
             deleted => deleted?,
         }
-        // Whoever forgets the cluster forgets these too.
+        // Report ports that are left: once the ledger is deleted, nothing would find them.
         let ports = self.ports().await?.into_iter().map(|port| format!("the port {} is still there", port.name));
         let what: Vec<String> = ports.collect();
         if !what.is_empty() {

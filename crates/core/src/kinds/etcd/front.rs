@@ -106,7 +106,7 @@ pub struct Told {
     pub cluster: String,
     /// Names and addresses that clients use, besides that of its machine.
     pub names: BTreeSet<String>,
-    /// Whoever may serve, members that leave and former machines included: which of them serves is the front's to find out.
+    /// Every member that may serve, including members that are leaving and former machines. The front finds out which ones do.
     pub members: BTreeMap<MemberName, IpAddr>,
     /// The CA of clients and of what members show to clients.
     pub ca: Option<String>,

@@ -347,7 +347,7 @@ fn option(version: u16, kind: &str, method: &str, (name, value): (&str, &str)) -
     }
 }
 
-/// Nobody comes in without TLS, or Kerberos' encryption, and proof of who they are.
+/// Every client needs TLS, or Kerberos encryption, and must prove its identity.
 fn lets_in(kind: &str, method: &str) -> Result<Option<Wrong>, Wrong> {
     let remark = |message: &str, hint: &str| Ok(Some(Wrong { message: message.to_owned(), hint: hint.to_owned() }));
     match (kind, method) {
@@ -358,7 +358,7 @@ fn lets_in(kind: &str, method: &str) -> Result<Option<Wrong>, Wrong> {
             wrong(message, "use `scram-sha-256`, or `cert` for clients with a certificate")
         }
         (_, "ident") => {
-            let message = "`ident` lets in whoever the client's machine says it is, without a password";
+            let message = "`ident` trusts the user name that the client's machine reports, without a password";
             wrong(message, "use `scram-sha-256`, or `cert` for clients with a certificate")
         }
         ("host" | "hostnossl" | "hostnogssenc", _) => {

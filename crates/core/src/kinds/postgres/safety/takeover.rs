@@ -40,7 +40,7 @@ fn end(view: &View<'_>, member: &MemberName) -> Option<LogEnd> {
     status(view.seen, member)?.held
 }
 
-/// As the DCS says, and with it whoever was the primary: a spec that has changed since has reached nobody.
+/// Uses the configuration in the DCS, because the last primary used it. A later change of the spec has reached no member.
 fn is_strict(view: &View<'_>) -> bool {
     let configs = view.desired.all_joined().filter_map(|member| status(view.seen, member)?.config.as_deref());
     let mut strict = configs.map(|config| {
