@@ -205,7 +205,7 @@ fn postgres_password(password: &str) -> Result<(), &'static str> {
     let is_good = |c: char| c.is_ascii_graphic() && !['\'', '"', '`', ':', '\\'].contains(&c);
     match password.chars().all(is_good) {
         true => Ok(()),
-        false => Err("a password with characters that PostgreSQL's programs do not all read alike"),
+        false => Err("the password has characters that PostgreSQL's programs interpret differently"),
     }
 }
 

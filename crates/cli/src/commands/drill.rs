@@ -47,7 +47,7 @@ pub async fn run(context: &Context, options: cli::Drill) -> Result<Exit, Error> 
     let scenarios = chosen(kind, &options.scenarios)?;
     let first = options.first.as_deref().map(|name| scenario_named(kind, name)).transpose()?;
     if options.during.is_some() && scenarios.len() > 1 {
-        let what = "a change happens once, so only one scenario can be rehearsed during it";
+        let what = "`--during` runs the change once, so it needs exactly one scenario";
         return Err(Error::refused(what, "name one with --scenario; `calm` is the change alone"));
     }
     refuse_another_backup(&options)?;
@@ -222,8 +222,8 @@ fn agree(name: &str, scenarios: &[Scenario], options: &cli::Drill) -> Result<(),
     }
     if !output::can_ask() {
         return Err(Error::refused(
-            "a drill disturbs a running cluster, and there is no terminal to ask whether it may",
-            "pass --yes to rehearse without asking",
+            "a drill disturbs a running cluster, and there is no terminal to ask for confirmation",
+            "pass --yes to run it without asking",
         ));
     }
     let names: Vec<&str> = scenarios.iter().map(|s| s.name).collect();

@@ -178,8 +178,9 @@ fn what_happens(spec: &ClusterSpec, restore: &Restore) -> String {
 fn of_users(context: &Context, etcd: Option<&Ledger>) -> String {
     names_of_users(context, etcd).map_or(String::new(), |users| {
         format!(
-            "  - PostgreSQL cluster {users} keeps Patroni's state here. Who leads it and who may take over is not restored: a primary that runs \
-             stays the primary. If none runs, nobody is promoted until `quorate apply` has found out who has all confirmed commits\n"
+            "  - PostgreSQL cluster {users} keeps Patroni's state here. The restored state names neither its primary \
+             nor the members that may take over: a running primary stays the primary. Without one, no member is \
+             promoted until `quorate apply` has found out which has all confirmed commits\n"
         )
     })
 }

@@ -52,7 +52,10 @@ pub fn page(status: &Status, look: Look) -> Page {
     }
     for member in &status.members {
         if let Some(trouble) = &member.log_source_trouble {
-            page.plain(2, &format!("{}: the configuration for its logs is not followed: {trouble}", member.member));
+            page.plain(
+                2,
+                &format!("{}: the configuration of its log forwarding cannot be taken over: {trouble}", member.member),
+            );
         }
     }
     for alarm in &status.alarms {
@@ -212,7 +215,7 @@ fn validity_left(left: SignedDuration) -> String {
 
 fn leaves(member: &MemberStatus) -> String {
     match member.member.is_former() {
-        true => format!("it is a former machine of {}, which has another by now", member.member.seat()),
+        true => format!("it is a former machine of {}, which has a newer one", member.member.seat()),
         false => String::from("the spec no longer names it"),
     }
 }
@@ -354,7 +357,7 @@ down: 1 of 2 voters are healthy, quorum is 2
         let mut status = status();
         status.members.push(member("etcd-2.1", "healthy", None));
         let text = full(&status);
-        let told = "etcd-2.1 leaves: it is a former machine of etcd-2, which has another by now\n";
+        let told = "etcd-2.1 leaves: it is a former machine of etcd-2, which has a newer one\n";
         assert!(text.contains(told), "{text}");
     }
 

@@ -163,7 +163,7 @@ impl Controller {
         let (answer, served) = self.agent(member)?.enrol(&request).await?;
         let proven = answer.proves(&enrolment.token, &nonce, &served);
         if !proven {
-            return Err(refused("its proof does not fit the token and the key that it serves with"));
+            return Err(refused("its proof does not match the token and the key of its TLS certificate"));
         }
         match &enrolment.bound_key {
             Some(bound) if *bound != answer.public_key => Err(refused("its token is bound to another key")),
@@ -419,7 +419,8 @@ impl Controller {
         // The token was bound to the key that proved itself: no other is signed for it.
         let proven = answers.get(member).and_then(|answer| answer.as_ref().ok()).map(|answer| &answer.public_key);
         if Some(&quorate_pki::request_key_sha256(request)?) != proven {
-            let why = format!("{member} is not enrolled: it asks for a certificate for another key than it has proven");
+            let why =
+                format!("{member} is not enrolled: it asks for a certificate for a key that it has not proven to hold");
             return Err(ControlError::Enrolment(why));
         }
         let chain = self.sign_for_agent(member, request)?;

@@ -36,7 +36,7 @@ pub enum ControlError {
     Verification { why: String },
     #[error("{member} cannot take the snapshot: expected {expected}, found {found}")]
     NotStaged { member: MemberName, expected: String, found: String },
-    #[error("the bootstrap was begun {times} times and failed each time: {why}")]
+    #[error("the bootstrap failed {times} times: {why}")]
     FormationFails { times: u32, why: String },
     #[error("after {rounds} rounds there is still something to do, which is a bug in quorate: {step}")]
     NeverSettles { rounds: u32, step: String },

@@ -235,8 +235,9 @@ pub fn refuse_unchecked(name: &str, trust: &Trust) -> Result<(), VerbError> {
     }
     Err(VerbError::Refused {
         what: format!(
-            "nothing here knows the key that signs the backups of {name}, so it cannot be checked who made them: anyone who can write to \
-             the store can put others there, and anyone who made the ledger next to a backup controls every machine afterwards"
+            "no key is known here for the signatures of the backups of {name}, so their origin cannot be checked: \
+             anyone who can write to the store can replace them, and a forged ledger next to a backup would give its \
+             author every machine"
         ),
         hint: String::from(
             "pass --signed-by KEY, which `quorate backup list` and `quorate status` print where the ledger is, or name it in \

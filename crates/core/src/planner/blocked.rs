@@ -231,8 +231,8 @@ impl fmt::Display for UnsafeBecause {
             ),
             UnsafeBecause::OlderLedger { member, what, ledger, agent } if ledger == agent => write!(
                 f,
-                "the agent of {member} holds something else under {what} {agent} than the ledger wants to send: this \
-                 ledger is older than the cluster"
+                "the agent of {member} has different content for {what} {agent} than the ledger: this ledger is older \
+                 than the cluster"
             ),
             UnsafeBecause::OlderLedger { member, what, ledger, agent } => write!(
                 f,

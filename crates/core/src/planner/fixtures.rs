@@ -131,11 +131,11 @@ fn difference(there: &FixtureSeen, serving: &Members) -> Option<String> {
     let surplus: Vec<&IpAddr> = there.leads_to.keys().filter(|address| !wanted.contains(address)).collect();
     match (&missing[..], &surplus[..]) {
         ([], []) => None,
-        ([], surplus) => Some(format!("no member that stays is at {}", list(surplus))),
-        (missing, []) => Some(format!("it does not lead to {} yet", list(missing))),
+        ([], surplus) => Some(format!("no remaining member has {}", list(surplus))),
+        (missing, []) => Some(format!("it does not point to {} yet", list(missing))),
         (missing, surplus) => {
             let (missing, surplus) = (list(missing), list(surplus));
-            Some(format!("it does not lead to {missing} yet, and no member that stays is at {surplus}"))
+            Some(format!("it does not point to {missing} yet, and no remaining member has {surplus}"))
         }
     }
 }

@@ -394,8 +394,8 @@ impl Aws {
         let there = self.targets(group).await?;
         let has: BTreeSet<IpAddr> = there.iter().filter(|one| one.counts()).map(|one| one.address).collect();
         let changes = [
-            ("RegisterTargets", "lead the load balancer to members", wanted.difference(&has).collect::<Vec<_>>()),
-            ("DeregisterTargets", "lead the load balancer away from members", has.difference(wanted).collect()),
+            ("RegisterTargets", "point the load balancer to members", wanted.difference(&has).collect::<Vec<_>>()),
+            ("DeregisterTargets", "remove members from the load balancer", has.difference(wanted).collect()),
         ];
         for (action, doing, addresses) in changes.into_iter().filter(|(.., addresses)| !addresses.is_empty()) {
             let call = Call::balancing(doing, action).with("TargetGroupArn", &group.arn);

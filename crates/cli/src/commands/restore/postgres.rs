@@ -187,7 +187,7 @@ fn what_happens(cluster: &Cluster, restore: &Restore) -> String {
 
 const WHAT_ELSE: &str = "\
 what else to know:
-  - the cluster serves until the restored data is ready on one member; then all members stop, and begin again with it
+  - the cluster serves until the restored data is ready on one member; then all members stop, and restart with it
   - the current data is kept next to it on each machine, in `data.replaced`, until the next restore
   - users and databases are those of that time; passwords stay as they are now
 ";

@@ -146,9 +146,13 @@ impl AlarmStatus {
         let AlarmStatus { member, kind } = self;
         match kind.as_str() {
             Self::CORRUPT => {
-                format!("etcd refuses all requests, as {member} holds other data than the others (alarm {kind})")
+                format!(
+                    "etcd refuses all requests, because the data of {member} differs from that of the others (alarm {kind})"
+                )
             }
-            _ => format!("etcd refuses all writes, as the database of {member} has reached its quota (alarm {kind})"),
+            _ => format!(
+                "etcd refuses all writes, because the database of {member} has reached its quota (alarm {kind})"
+            ),
         }
     }
 

@@ -64,7 +64,7 @@ const DEFECTS: [Defect; 9] = [
 pub fn gate(version: Version) -> Gate {
     if version.major != 3 || !KNOWN_MINORS.contains(&version.minor) {
         return Gate::Refused(format!(
-            "etcd {version} is not known to this quorate, which knows 3.4, 3.5, 3.6 and 3.7"
+            "etcd {version} is not supported by this quorate: it supports 3.4, 3.5, 3.6 and 3.7"
         ));
     }
     if version.minor == 5 && version.patch <= 2 {

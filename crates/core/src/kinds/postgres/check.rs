@@ -296,7 +296,7 @@ pub struct Unusable {
 pub fn can_serve(etcd: &ClusterSpec) -> Result<(), Unusable> {
     let unusable = |field, why, hint| Err(Unusable { field, why, hint });
     if !etcd.etcd.grpc_gateway {
-        let why = "its gRPC gateway is off, and Patroni speaks to nothing else";
+        let why = "its gRPC gateway is off, and Patroni uses no other API";
         return unusable("etcd.grpc_gateway", why, "set `grpc_gateway: true`");
     }
     let why_not = match etcd.etcd.client_auth {
@@ -417,7 +417,7 @@ fn tags(cluster: &Cluster, postgres: &PostgresSettings, found: &mut Findings) {
     for (index, member) in members.iter().enumerate() {
         let Some(tags) = &member.tags else { continue };
         if tags.nofailover && tags.failover_priority.is_some_and(|priority| priority > 0) {
-            let message = format!("`{}` is never to become the primary, and has a priority for it", member.name);
+            let message = format!("`{}` can never become the primary, but has a priority for it", member.name);
             let at = cluster.at(&format!("members[{index}].tags.failover_priority"));
             found.error(at, message, "leave out one of the two");
         }
@@ -566,7 +566,7 @@ fn catalog(cluster: &Cluster, postgres: &PostgresSettings, found: &mut Findings)
     found.repeated(postgres.users.iter().map(|user| &user.name), at, |name| format!("the user `{name}`"));
     for (index, user) in postgres.users.iter().enumerate() {
         if [SUPERUSER, REPLICATOR, REWINDER].contains(&user.name.as_str()) {
-            let message = format!("`{}` is a user of quorate's own", user.name);
+            let message = format!("`{}` is reserved for quorate", user.name);
             found.error(at(index), message, "choose another name");
         }
     }
@@ -577,7 +577,7 @@ fn catalog(cluster: &Cluster, postgres: &PostgresSettings, found: &mut Findings)
     for (index, database) in postgres.databases.iter().enumerate() {
         let Some(owner) = &database.owner else { continue };
         if !postgres.users.iter().any(|user| user.name == *owner) {
-            let message = format!("database `{}` is to be owned by `{owner}`, who is not declared", database.name);
+            let message = format!("database `{}` should be owned by `{owner}`, which is not declared", database.name);
             let hint = "add the user to `postgres.users`";
             found.error(cluster.at(&format!("postgres.databases[{index}].owner")), message, hint);
         }

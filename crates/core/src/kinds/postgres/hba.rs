@@ -166,10 +166,7 @@ fn token(rest: &mut Peekable<Chars<'_>>) -> Result<Option<(Token, bool)>, Wrong>
         }
     }
     if within {
-        return wrong(
-            format!("the quotation mark before `{}` has no second one", token.text),
-            "add it, or remove the first",
-        );
+        return wrong(format!("the quotation mark before `{}` is not closed", token.text), "close it, or remove it");
     }
     Ok((saw_quote || !token.text.is_empty()).then_some((token, more)))
 }
@@ -318,8 +315,8 @@ fn option(version: u16, kind: &str, method: &str, (name, value): (&str, &str)) -
     if !methods.is_empty() && !methods.contains(&method) {
         let of = methods.join("`, `");
         return wrong(
-            format!("the option `{name}` does not go with the method `{method}`"),
-            format!("it goes with `{of}`"),
+            format!("the option `{name}` cannot be used with the method `{method}`"),
+            format!("it is for `{of}`"),
         );
     }
     let one_of = |values: &[&str]| match values.contains(&value) {
@@ -354,7 +351,7 @@ fn lets_in(kind: &str, method: &str) -> Result<Option<Wrong>, Wrong> {
         ("local", _) => remark("PostgreSQL has no local socket here: the rule has no effect", "leave it out"),
         (_, "reject") => Ok(None),
         (_, "trust") => {
-            let message = "`trust` lets in everybody who reaches the port, as any user, without a password";
+            let message = "`trust` lets anyone who reaches the port log in as any user, without a password";
             wrong(message, "use `scram-sha-256`, or `cert` for clients with a certificate")
         }
         (_, "ident") => {
@@ -362,11 +359,11 @@ fn lets_in(kind: &str, method: &str) -> Result<Option<Wrong>, Wrong> {
             wrong(message, "use `scram-sha-256`, or `cert` for clients with a certificate")
         }
         ("host" | "hostnossl" | "hostnogssenc", _) => {
-            let message = format!("`{kind}` lets clients in without TLS: others can read what they send and get");
+            let message = format!("`{kind}` allows connections without TLS: others can read the traffic");
             wrong(message, "use `hostssl`")
         }
         (_, "password") => {
-            let message = "with `password` the client sends its password as it is, to whatever server answers";
+            let message = "with `password` the client sends its password in clear text, to any server that answers";
             remark(message, "use `scram-sha-256`, which PostgreSQL can check all passwords here with")
         }
         _ => Ok(None),
@@ -446,12 +443,12 @@ mod tests {
             ("hostssl all all all scram-sha-256 clientcert=1", "can be `verify-ca` or `verify-full`"),
             ("hostssl all all all cert clientcert=verify-ca", "can be `verify-full`"),
             ("hostgssenc all all all gss clientcert=verify-ca", "is for type `hostssl`"),
-            ("hostssl all all all scram-sha-256 map=x", "does not go with the method `scram-sha-256`"),
+            ("hostssl all all all scram-sha-256 map=x", "cannot be used with the method `scram-sha-256`"),
             ("hostssl all all all scram-sha-256 mapp=x", "`mapp` is not an option"),
             ("hostssl all all all ldap ldapserver=x", "needs the option `ldapbasedn` or `ldapprefix`"),
             ("hostssl all all all radius radiusservers=x", "needs the option `radiussecrets`"),
             ("hostssl all all all ldap ldapprefix=x ldapport=many", "is not a port"),
-            ("hostssl \"all all all scram-sha-256", "has no second one"),
+            ("hostssl \"all all all scram-sha-256", "is not closed"),
             ("hostssl all all all scram-sha-256\nhost all all all trust", "the end of a line"),
             ("hostssl all all all \\", "ends with `\\`"),
         ];
@@ -464,13 +461,13 @@ mod tests {
     #[test]
     fn nobody_is_let_in_without_tls_and_proof() {
         let bad = [
-            ("host all all all trust", "`trust` lets in everybody"),
-            ("hostssl all all 10.0.0.0/8 trust", "`trust` lets in everybody"),
-            ("hostssl all all all trust clientcert=verify-full", "`trust` lets in everybody"),
+            ("host all all all trust", "`trust` lets anyone"),
+            ("hostssl all all 10.0.0.0/8 trust", "`trust` lets anyone"),
+            ("hostssl all all all trust clientcert=verify-full", "`trust` lets anyone"),
             ("hostssl all all all ident", "`ident` lets in"),
-            ("host all all all scram-sha-256", "`host` lets clients in without TLS"),
-            ("hostnossl all all all md5", "`hostnossl` lets clients in without TLS"),
-            ("hostnogssenc all all all password", "`hostnogssenc` lets clients in without TLS"),
+            ("host all all all scram-sha-256", "`host` allows connections without TLS"),
+            ("hostnossl all all all md5", "`hostnossl` allows connections without TLS"),
+            ("hostnogssenc all all all password", "`hostnogssenc` allows connections without TLS"),
         ];
         for (rule, says) in bad {
             let said = refused(rule);

@@ -46,7 +46,7 @@ const OF_STANDBYS: [(&str, &str, &str); 5] = [
     ),
     (
         "recovery_end_command",
-        "runs wherever recovery ends, also where a backup is verified or restored next to the data",
+        "runs at the end of every recovery, including when a backup is verified or restored next to the data",
         "leave it out; clients find the primary through `quorate env` or `haproxy`",
     ),
     (
@@ -56,7 +56,7 @@ const OF_STANDBYS: [(&str, &str, &str); 5] = [
     ),
     (
         "restore_command",
-        "gives standbys log from a place that quorate does not know, which can be of other data",
+        "lets standbys read log from a place that quorate does not know, which can belong to other data",
         "leave it out; standbys get the log from the primary, and restores get it from the backups",
     ),
 ];
@@ -78,7 +78,7 @@ const DANGEROUS: [(&str, bool, &str, &str); 6] = [
     (
         "data_sync_retry",
         true,
-        "PostgreSQL then takes data for stored that the disk has refused, and loses it silently",
+        "PostgreSQL then treats data as stored although the disk failed to write it, and loses it silently",
         "leave it out; PostgreSQL then stops and recovers from its log, or another member takes over",
     ),
     (
@@ -90,7 +90,7 @@ const DANGEROUS: [(&str, bool, &str, &str); 6] = [
     (
         "ignore_invalid_pages",
         true,
-        "a standby then goes on without pages that it lacks, and can become the primary without them",
+        "a standby then continues although pages are missing, and can become the primary without them",
         "leave it out; `quorate replace` clones a damaged standby again",
     ),
     (

@@ -150,7 +150,7 @@ fn own_vpc(settings: &AwsSettings, cluster: &Cluster, found: &mut Findings) {
     if range.address.is_loopback() || range.address.is_multicast() || range.address.is_unspecified() {
         found.error(
             at("vpc_cidr"),
-            format!("{range} is no range for machines"),
+            format!("{range} is not a range for machines"),
             "use a private one, such as 10.99.0.0/16",
         );
     }
@@ -188,8 +188,8 @@ fn own_vpc(settings: &AwsSettings, cluster: &Cluster, found: &mut Findings) {
         if settings.access == Access::Firewall && limits.is_none() {
             found.warning(
                 at("vpc_cidr"),
-                "machines have public addresses, and the security group lets clients in from anywhere: only their certificates or \
-                 passwords are in the way",
+                "machines have public addresses, and the security group lets clients in from anywhere: only \
+                 certificates or passwords protect them",
                 "limit `host.firewall.clients_from`, or use `access: groups` or `internet: nat`",
             );
         }
@@ -233,12 +233,8 @@ fn own_place(settings: &AwsSettings, member: &MemberSpec, within: impl Fn(&str) 
         (Some(letter), _) => {
             let subnet = layout.subnet(&letter.to_string());
             if let Some(subnet) = subnet.filter(|subnet| is_reserved(subnet, address)) {
-                let message = format!("AWS keeps {address} for itself");
-                found.error(
-                    at,
-                    message,
-                    format!("the first four addresses of {subnet} and the last one are not given to machines"),
-                );
+                let message = format!("AWS reserves {address}");
+                found.error(at, message, format!("AWS reserves the first four addresses and the last one of {subnet}"));
             }
         }
     }
@@ -350,11 +346,7 @@ fn iops(settings: &AwsSettings, at: &impl Fn(&str) -> String, found: &mut Findin
     let name = settings.volume_type.name();
     match (settings.volume_type, settings.iops) {
         (VolumeType::Io2, None) => {
-            found.error(
-                at("volume_type"),
-                format!("{name} volumes have as many I/O operations as you buy"),
-                "add `iops`",
-            );
+            found.error(at("volume_type"), format!("{name} volumes have no default for `iops`"), "add `iops`");
         }
         (VolumeType::Gp2, Some(_)) => {
             found.error(at("iops"), format!("the I/O operations of {name} follow from its size"), "use gp3 or io2");
@@ -373,8 +365,9 @@ fn balancer(settings: &AwsSettings, cluster: &Cluster, found: &mut Findings) {
     if cluster.spec.kind == Kind::Postgres {
         found.error(
             at(""),
-            "the load balancer leads clients to members of etcd, and only one member of PostgreSQL takes writes",
-            "remove it: with `postgres.haproxy` each member leads clients to the primary",
+            "the load balancer sends clients to all members of an etcd cluster, but only one member of PostgreSQL \
+             accepts writes",
+            "remove it: with `postgres.haproxy` each member forwards clients to the primary",
         );
     }
     for (n, id) in balancer.subnets.iter().enumerate() {
@@ -405,8 +398,8 @@ fn balancer(settings: &AwsSettings, cluster: &Cluster, found: &mut Findings) {
         if settings.security_groups.is_none() && settings.access == Access::Firewall && limits.is_none() {
             found.warning(
                 at(".scheme"),
-                "the load balancer has public addresses and lets clients in from anywhere: only their certificates or passwords are in \
-                 the way",
+                "the load balancer has public addresses and lets clients in from anywhere: only certificates or \
+                 passwords protect them",
                 "limit `host.firewall.clients_from`",
             );
         }
@@ -431,7 +424,7 @@ fn dns(settings: &AwsSettings, cluster: &Cluster, found: &mut Findings) {
     if cluster.spec.kind == Kind::Postgres {
         found.error(
             at(""),
-            "the names lead clients to members of etcd, and only one member of PostgreSQL takes writes",
+            "the names point to all members of an etcd cluster, but only one member of PostgreSQL accepts writes",
             "remove it, and make records of yours for the machines of `postgres.haproxy`",
         );
     }
@@ -506,13 +499,13 @@ fn tags(tags: &BTreeMap<String, String>, at: &impl Fn(&str) -> String, found: &m
         if key == "Name" || ["aws:", "quorate."].iter().any(|prefix| key.starts_with(prefix)) {
             found.error(
                 field,
-                format!("the tag `{key}` is not yours to give"),
-                "AWS has those that begin with `aws:`, quorate `Name` and those that begin with `quorate.`",
+                format!("the tag `{key}` is reserved"),
+                "AWS reserves names that begin with `aws:`; quorate sets `Name` and those that begin with `quorate.`",
             );
         } else if key.is_empty() || key.chars().count() > 128 || value.chars().count() > 256 {
             found.error(
                 field,
-                "AWS does not take this tag",
+                "AWS does not accept this tag",
                 "keys have 1 to 128 characters, values at most 256 of them",
             );
         }
@@ -540,12 +533,12 @@ fn member(settings: &AwsSettings, cluster: &Cluster, (entry, member): (&str, &Me
     match member.address {
         Some(address) if !address.is_ipv4() => found.error(
             within("address"),
-            format!("{address} is an address of IPv6"),
+            format!("{address} is an IPv6 address"),
             "interfaces that quorate creates on AWS have one IPv4 address",
         ),
         Some(address) if address.is_unspecified() || address.is_loopback() || address.is_multicast() => {
-            let message = format!("{address} is not an address of a machine on a network");
-            found.error(within("address"), message, "use one of its subnet");
+            let message = format!("{address} cannot be the address of a machine");
+            found.error(within("address"), message, "use an address of its subnet");
         }
         _ => own_place(settings, member, within, found),
     }

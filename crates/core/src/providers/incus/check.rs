@@ -157,6 +157,6 @@ fn member(settings: &IncusSettings, cluster: &Cluster, (entry, member): (&str, &
 
 fn address(address: IpAddr, at: String, found: &mut Findings) {
     if address.is_unspecified() || address.is_loopback() || address.is_multicast() {
-        found.error(at, format!("{address} is not an address of a machine on a network"), "use one of its network");
+        found.error(at, format!("{address} cannot be the address of a machine"), "use an address of its network");
     }
 }

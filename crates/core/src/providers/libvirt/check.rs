@@ -210,8 +210,8 @@ fn addresses(interface: &InterfaceSpec, at: &impl Fn(&str) -> String, found: &mu
     if address.is_unspecified() || address.is_loopback() || address.is_multicast() {
         found.error(
             at("address"),
-            format!("{address} is no address of a machine on a network"),
-            "use one of its network",
+            format!("{address} cannot be the address of a machine"),
+            "use an address of its network",
         );
     } else if is_first_or_last(*address, *prefix) {
         let message = format!("{address} is the first or last address of its network, which no host can have");

@@ -78,9 +78,7 @@ pub enum BackupError {
     Gone { cluster: String },
     #[error("{} cannot be {what}", path.display())]
     File { what: &'static str, path: PathBuf, source: std::io::Error },
-    #[error(
-        "root has another password in {source_of} than this cluster logs in with, so no one could log in after the restore"
-    )]
+    #[error("root has another password in {source_of} than in this cluster, so no one could log in after the restore")]
     RootPassword { source_of: String },
     #[error("the spec says etcd {wanted}, and the backup holds data of {found}: {why}")]
     Version { wanted: String, found: String, why: &'static str },

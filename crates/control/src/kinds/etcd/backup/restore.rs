@@ -151,7 +151,9 @@ fn fits(wanted: Version, found: &str) -> Result<(), BackupError> {
     let refuse = |why| BackupError::Version { wanted: wanted.to_string(), found: found.to_owned(), why };
     let Ok(data) = found.parse::<Version>() else { return Ok(()) };
     if (data.major, data.minor) > (wanted.major, wanted.minor) {
-        return Err(refuse("etcd does not read data of a later minor; say at least that version in the spec"));
+        return Err(refuse(
+            "etcd cannot read data of a later minor version; set `version` in the spec to that or later",
+        ));
     }
     if data.major != wanted.major || data.minor + 1 < wanted.minor {
         return Err(refuse(

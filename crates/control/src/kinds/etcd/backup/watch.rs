@@ -66,7 +66,7 @@ pub async fn watch(watching: &Watching<'_>, stop: Stop) -> Result<(), BackupErro
         match watch.run().await? {
             End::Stopped => return Ok(()),
             End::Overtaken => {}
-            End::Changed => watching.teller.say("the backup settings have changed: going on with the new ones"),
+            End::Changed => watching.teller.say("the backup settings have changed: continuing with the new ones"),
         }
     }
 }

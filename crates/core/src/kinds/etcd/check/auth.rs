@@ -59,7 +59,8 @@ fn names(cluster: &Cluster, found: &mut Findings) {
     if cluster.spec.etcd.client_auth.asks_for_certificates() {
         let is_member = |name: &str| cluster.spec.members.iter().any(|member| member.name.as_str() == name);
         for (index, user) in auth.users.iter().enumerate().filter(|(_, user)| is_member(user.name.as_str())) {
-            let message = format!("the user `{0}` would be anyone with the certificate of the member {0}", user.name);
+            let message =
+                format!("anyone with the certificate of the member {0} could log in as the user `{0}`", user.name);
             found.error(user_at(index), message, "choose another name");
         }
     }

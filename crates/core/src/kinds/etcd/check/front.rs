@@ -62,8 +62,8 @@ fn port(cluster: &Cluster, front: &Front, found: &mut Findings) {
 fn needs(cluster: &Cluster, found: &mut Findings) {
     let at = || cluster.at("etcd.front");
     if !cluster.spec.auth.bootstrap {
-        let message =
-            "with `auth.bootstrap: false` every certificate of the cluster's CA opens all data, also that of a front";
+        let message = "with `auth.bootstrap: false` every certificate of the cluster's CA gives access to all data, including \
+             that of a front";
         found.error(
             at(),
             message,

@@ -123,7 +123,7 @@ fn release(cluster: &Cluster, found: &mut Findings) {
 fn unknown_release(cluster: &Cluster, found: &mut Findings) {
     let version = cluster.spec.etcd.version;
     let Some(newest) = versions::newest_before(version) else { return };
-    let what = format!("etcd {version} is not known to this quorate, whose newest {} is {newest}", version.line());
+    let what = format!("etcd {version} is not known to this quorate; the newest {} is {newest}", version.line());
     match cluster.spec.etcd.binary {
         Some(Binary::Path(_) | Binary::Archive { .. } | Binary::Package(_)) => {
             found.warning(cluster.at("etcd.version"), what, "its flags and defects are not checked");
@@ -314,7 +314,7 @@ fn flags(cluster: &Cluster, found: &mut Findings) {
              stay valid"
         );
         let hint = "leave it out: quorate signs these certificates and revokes those of a user that is removed from the spec; \
-                    a list of your own is for `tls.given`, where you are the issuer";
+                    set your own list only with `tls.given`, where your CA signs";
         found.about_key(Severity::Error, at(CLIENT_CRL_FLAG), what, hint.to_owned());
     }
     for (name, value) in given {

@@ -96,10 +96,10 @@ pub(crate) fn broken(view: &View<'_>, token: &str, members: &BTreeMap<MemberName
         let facts = seen.facts(member)?;
         let now = forming_member(seen, member, facts).map(|(_, now)| now)?;
         if now.machine_id != began.machine_id {
-            return Some(format!("{member} has another machine than when the bootstrap began, so its votes are lost"));
+            return Some(format!("{member} got another machine after the bootstrap began, so its votes are lost"));
         }
         if now.peer_url != began.peer_url {
-            return Some(format!("{member} has another address than when the bootstrap began"));
+            return Some(format!("{member} got another address after the bootstrap began"));
         }
         let lost = safety::judge_data(desired, member, Some(token), seen.now, facts) == DataVerdict::Lost;
         lost.then(|| match &facts.etcd.service {

@@ -74,10 +74,10 @@ fn is_served(seen: &Observation, decision: &mut Decision, begun: &Begun<'_>) -> 
 fn unsound(view: &View<'_>, restore: &Restore, begun: &Begun<'_>) -> Option<String> {
     let View { desired, seen, .. } = *view;
     if !safety::restore::can_count_on(restore.revision, begun.bump_revision) {
-        return Some(format!("etcd cannot count {} revisions on from {}", begun.bump_revision, restore.revision));
+        return Some(format!("etcd cannot add {} to revision {}", begun.bump_revision, restore.revision));
     }
     if !begun.members.keys().eq(desired.members.keys()) {
-        return Some(String::from("the members are others than when the restore began"));
+        return Some(String::from("the members have changed since the restore began"));
     }
     let machines = seen.machines.get()?;
     let is_fresh = |m: &MemberName| {

@@ -134,7 +134,7 @@ fn form(
     };
     let Some((facts, found)) = ready(view, decision, first) else { return };
     if facts.machine_id != began.machine_id {
-        let why = format!("{first} has another machine than when the bootstrap began; no client has written yet");
+        let why = format!("{first} got another machine after the bootstrap began; no client has written yet");
         return restore::abandon(view, decision, token, why);
     }
     if restore::put(view, decision, token, first, found) {

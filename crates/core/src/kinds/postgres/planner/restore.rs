@@ -25,7 +25,7 @@ pub(super) fn decide(view: &View<'_>, decision: &mut Decision) -> bool {
     let Some(first) = chosen(view, decision, restore) else { return true };
     match prepared(view, &first, &restore.token) {
         Some(RestoreState::Ready) => {
-            let why = format!("the restored data on {first} is ready, and all members begin again with it");
+            let why = format!("the restored data on {first} is ready, and all members restart with it");
             if stop_all(view, decision, &why) == Stopped::All {
                 begin(view, decision, first, restore);
             }
@@ -136,7 +136,7 @@ pub(super) fn put(
         Some(RestoreState::Ready) if found.service == ServiceState::Stopped => {
             let was = found.data.clone();
             let why = match (&wish.restore, &wish.upgrade) {
-                (None, Some(upgrade)) => format!("all members begin again with PostgreSQL {}", upgrade.to),
+                (None, Some(upgrade)) => format!("all members restart with PostgreSQL {}", upgrade.to),
                 (restore, _) => {
                     let source = restore.as_ref().map_or("it", |restore| &restore.source);
                     format!("all members begin again with {source}")
