@@ -1,6 +1,6 @@
-//! From the spec and the ledger to what is desired: the node config of each member, the certificates, the users.
+//! Computes what is desired from the spec and the ledger: the configuration, certificates and users of each member.
 //!
-//! Pure: the same spec and the same ledger always desire the same, so an unchanged spec never changes a machine.
+//! Pure: the same spec and ledger always give the same result, so an unchanged spec never changes a machine.
 
 mod host;
 

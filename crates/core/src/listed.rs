@@ -1,4 +1,4 @@
-//! Enums that are their own list: the short name of each variant, and the list of all names, follow from the variants.
+//! Enums that list themselves: the short name of each variant, and the list of all names, are derived from the variants.
 
 /// Declares an enum, its `KINDS` and its `kind()`.
 macro_rules! listed {

@@ -1,4 +1,4 @@
-//! Text that must not be seen: private keys, passwords, tokens.
+//! Text that must not be shown: private keys, passwords, tokens.
 
 use std::fmt;
 

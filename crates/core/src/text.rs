@@ -1,4 +1,4 @@
-//! Text forms that several crates need: bytes as digits, errors in one line, foreign text of bounded length.
+//! Text helpers for several crates: bytes as hexadecimal digits, errors in one line, foreign text of bounded length.
 
 use std::borrow::Cow;
 use std::error::Error;

@@ -1,4 +1,4 @@
-//! What a machine runs besides its members' services: clock, firewall, metrics and logs.
+//! Services that a machine runs in addition to its members' services: clock, firewall, metrics and logs.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;

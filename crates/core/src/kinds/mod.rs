@@ -1,5 +1,5 @@
-//! What clusters run, a room for each kind. What the shared parts of the planner ask of a kind is here, one match per question: a further kind
-//! adds its arms. What every cluster shares is in `spec`, `model` and `planner`.
+//! The kinds of clusters, one folder each. This file has everything that the shared parts of the planner ask a kind, one match per
+//! question; a new kind adds its arms. What all clusters share is in `spec`, `model` and `planner`.
 
 pub mod etcd;
 pub mod postgres;

@@ -1,4 +1,4 @@
-//! What a machine is made of, as far as a difference makes it another one.
+//! What a machine is made of: the settings that require a new machine when they change.
 
 use std::collections::{BTreeMap, BTreeSet};
 

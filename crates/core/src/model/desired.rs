@@ -1,4 +1,4 @@
-//! What one cluster should be: the spec and the ledger, laid over each other.
+//! The desired state of one cluster: the spec combined with the ledger.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;

@@ -1,4 +1,4 @@
-//! Addresses in URLs. An IPv6 address stands in brackets there, so nobody else puts the two together.
+//! Addresses in URLs. The only place that formats address and port, because IPv6 addresses need brackets.
 
 use std::net::{IpAddr, SocketAddr};
 

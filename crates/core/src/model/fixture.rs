@@ -1,4 +1,4 @@
-//! What a cluster has besides machines, such as a load balancer: as it should be, as the ledger knows it, and as it was seen.
+//! What a cluster has besides machines, such as a load balancer: the desired, the recorded and the observed state.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

@@ -1,5 +1,4 @@
-//! What a machine runs next to etcd, as a part of its node config. The agent makes files of it and lets the programs themselves
-//! check them.
+//! Services next to etcd, as a part of the configuration. The agent writes their files and lets each program check its own.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,5 +1,5 @@
-//! Certificates that were signed here: only what is recorded can be revoked. Each is recorded before anybody gets it, forgotten
-//! when it has ended, and never forgotten once it is revoked.
+//! Certificates that were signed here. Only recorded certificates can be revoked, so each is recorded before it is handed out.
+//! It is dropped when it has expired, and never once it is revoked.
 
 use std::collections::BTreeMap;
 

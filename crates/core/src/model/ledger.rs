@@ -1,4 +1,4 @@
-//! The ledger: what must outlive a run beyond the spec. Pure data; `control::ledger` stores it.
+//! The ledger: everything beyond the spec that must survive a run. Plain data; `control::ledger` stores it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;

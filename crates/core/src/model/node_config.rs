@@ -1,5 +1,5 @@
-//! The node config: all that one machine must hold and run. It names no path and no address of a particular machine:
-//! in a flag, `{root}` stands for the place where the agent keeps everything and `{address}` for the machine's address.
+//! The configuration of one machine: everything that it must hold and run. It names no path or address of a particular
+//! machine: in a flag, `{root}` stands for the agent's root directory and `{address}` for the machine's address.
 
 use crate::text::hex;
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,4 +1,4 @@
-//! Ports that machines have open. The machine's firewall is rendered from this list, and so are the rules of a cloud in front of it.
+//! Open ports of machines. The machine's firewall and the cloud's security groups are rendered from this list.
 
 use crate::spec::AddressRange;
 

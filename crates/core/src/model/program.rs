@@ -1,8 +1,8 @@
-//! Which quorate a machine's agent runs, and whether a controller and an agent understand each other.
+//! The quorate version that a machine's agent runs, and whether a controller and an agent understand each other.
 //!
-//! Promise: an agent's answer to a facts request holds `program` in this shape and the number `fence` in every version, and an agent takes a
-//! new program in the same way in every version from `FIRST_UPGRADABLE` on. All else between controller and agent may change with the
-//! protocol number.
+//! Promise: in every version, an agent's answer to a facts request contains `program` in this shape and the number `fence`. From
+//! `FIRST_UPGRADABLE` on, every version receives a new program in the same way. Everything else between controller and agent may change
+//! with the protocol number.
 
 use std::fmt;
 use std::hint::black_box;

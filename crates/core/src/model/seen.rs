@@ -1,4 +1,4 @@
-//! Observations: what was seen, and when. What could not be seen is never taken for absent.
+//! Observations: what was seen, and when. What could not be observed never counts as absent.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

@@ -1,8 +1,8 @@
-//! Who signs and who is trusted. There are three kinds of CA, and none of them signs for another's purpose: that of the
-//! clients (with what etcd shows them), that of the peers, and that of the agents and their controller.
+//! CAs: which sign, and which are trusted. There are three kinds, and each signs only for its own purpose: clients and
+//! etcd's server certificates; peers; agents and their controller.
 //!
-//! etcd reads CAs only when it starts, so the CA of a running cluster is changed in steps: every member trusts the old
-//! and the new one, then leaves are signed by the new one, then the old one is dropped.
+//! etcd reads CAs only when it starts, so the CA of a running cluster changes in steps: every member trusts the old and
+//! the new CA, then the new one signs the leaf certificates, then the old one is dropped.
 
 use std::collections::BTreeSet;
 

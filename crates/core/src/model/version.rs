@@ -1,4 +1,4 @@
-//! Versions of released programs: of what a kind runs, and of quorate.
+//! Versions of released programs: quorate, and what a kind runs.
 
 use std::borrow::Cow;
 use std::fmt;

@@ -1,5 +1,5 @@
-//! Actions: all that the planner can decide to do, in one list. Their names, and what is asked of each, follow from here. What an action does
-//! is written twice: for the simulated world (`simulate`) and for the real one (`act.rs` of the controller).
+//! The list of all actions that the planner can decide on. Their names and properties are defined here. The effect of an action is
+//! implemented twice: in the simulated cluster (`simulate`) and in the real one (the controller's `act.rs`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

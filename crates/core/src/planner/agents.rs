@@ -1,6 +1,7 @@
-//! Agents: every machine runs the controller's own quorate, one machine after another. What a machine runs keeps running while its agent is exchanged.
+//! Agents: upgrades every machine's agent to the controller's version of quorate, one machine at a time. The machine's services keep
+//! running.
 //!
-//! It comes before everything else, because everything else uses the controller's protocol.
+//! This comes first, because everything else uses the controller's protocol.
 
 use super::{Action, Decision, UnsafeBecause, View, WaitingFor, safety};
 use crate::model::{Desired, MemberName, ProgramSeen};

@@ -1,4 +1,4 @@
-//! Refusals: what quorate will not do, by which rule, with the numbers, and what the operator can do about it.
+//! Refusals: what quorate does not do, by which rule, with the numbers, and what the operator can do about it.
 
 mod remedy;
 

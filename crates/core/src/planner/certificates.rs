@@ -1,6 +1,6 @@
-//! Certificates: every machine holds those it needs, from the right CA, for its addresses, with enough time left.
+//! Certificates: every machine has those it needs, from the right CA, for its addresses, with enough time left.
 //!
-//! etcd reads its leaf at each handshake, so putting a new one in place disturbs nobody.
+//! etcd reads its leaf certificate at each handshake, so replacing it disturbs nobody.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;

@@ -1,5 +1,4 @@
-//! The configuration: sent to every machine. What it needs of the kind's program is in the room of the kind, and so is the restart that takes
-//! it up.
+//! The configuration, which is sent to every machine. The kind's folder has its requirements on programs, and the restart that applies it.
 
 use super::{Action, Decision, View, proxies};
 use crate::model::Desired;

@@ -1,4 +1,5 @@
-//! What comes first in every cluster. Then the concerns of its kind are asked in turn (`kinds/NAME/planner`), the shared ones among them.
+//! The entry point of every decision. Handles what comes first in every cluster, then asks the concerns of the cluster's kind in turn
+//! (`kinds/NAME/planner`), including the shared ones.
 
 use super::{Action, Decision, UnsafeBecause, View, action, agents, destroy, machines, safety};
 use crate::model::{AgentSeen, Desired, Observation, Power, Seen};

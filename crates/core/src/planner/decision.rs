@@ -1,4 +1,4 @@
-//! What is decided: the steps, and what is waited for or refused. Each concern adds its part.
+//! The result of a decision: the steps, and what is waited for or refused. Each concern adds its part.
 
 use serde::Serialize;
 

@@ -1,4 +1,4 @@
-//! Enrolment: an agent that nobody has claimed yet is given its certificate, once, for one key.
+//! Enrolment: an unclaimed agent gets its certificate, once, for one key.
 
 use jiff::SignedDuration;
 

@@ -1,6 +1,6 @@
-//! Fixtures: what the cluster has besides machines, such as a load balancer and DNS records. They follow the members, and come when nothing
-//! else is to be done in a round, once the cluster is formed: a provider that refuses them keeps no member from being repaired. What follows
-//! is that members leave, which they do once clients are led elsewhere.
+//! Fixtures: what the cluster has besides machines, such as a load balancer and DNS records. They follow the members, and change only when
+//! nothing else is left to do in a round of a bootstrapped cluster, so a provider that refuses them does not prevent repairs. Members leave
+//! after them, when clients are directed elsewhere.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;

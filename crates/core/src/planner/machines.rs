@@ -1,4 +1,4 @@
-//! Machines: every member has one, and it is switched on. Or none is, when the operator wants them off.
+//! Machines: every member has one, and it is switched on; or all are off, if the operator wants that.
 
 use super::{Action, Decision, UnsafeBecause, View, WaitingFor, proxies, safety};
 use crate::model::{AgentSeen, Data, Desired, DesiredMember, MachineSeen, MemberName, PowerState, Seen};

@@ -1,4 +1,4 @@
-//! A plan: `decide` run against the simulated world until it settles, so what is shown is what will be done.
+//! A plan: `decide` run against the simulated cluster until nothing is left to do, so a plan shows what `apply` will do.
 
 use serde::Serialize;
 

@@ -1,5 +1,5 @@
-//! Proxies: machines of a cluster that are no members and only lead clients to them. They are created, enrolled, configured and repaired
-//! as members' machines are (`machines`, `enrolment`, `config`, `repair`). What is decided of them alone is here: in which order they change.
+//! Proxies: machines of a cluster that are not members and only forward clients to members. They are created, enrolled, configured and
+//! repaired like members' machines (`machines`, `enrolment`, `config`, `repair`). This file decides only the order in which they change.
 
 use super::machines::{is_ours, wait_for_its_place};
 use super::{Action, Decision, UnsafeBecause, View, WaitingFor, safety};

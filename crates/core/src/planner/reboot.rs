@@ -1,5 +1,5 @@
-//! Reboots that the operator requested: one machine after another, under the rules of a restart. To what runs there a reboot is one. The
-//! next machine is not touched before the one before it is back and healthy.
+//! Reboots that the operator requested: one machine at a time, under the rules of a restart. The next machine waits until the previous
+//! one is back and healthy.
 
 use super::safety::reboots::{self, Progress};
 use super::{Action, Decision, UnsafeBecause, View, WaitingFor, proxies};

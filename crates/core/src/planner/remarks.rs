@@ -1,4 +1,4 @@
-//! What an operator should know before the steps of a plan are done: how machines will run, and whom their firewall would keep out.
+//! What an operator should know before a plan is carried out: how machines will run, and which clients their firewall would block.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;

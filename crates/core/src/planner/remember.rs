@@ -1,5 +1,5 @@
-//! What the ledger keeps of a step: some of it before the step is done, some after. Pure, so that the simulated world
-//! and the real controller remember alike.
+//! What the ledger records of a step, before and after it. Pure, so the simulated cluster and the real controller
+//! record the same.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;

@@ -1,6 +1,6 @@
-//! Renewal: a member gets another machine and keeps its data and its membership. To the others that is a restart. The ledger says so before
-//! the machine is destroyed, so a later run knows why it is missing and creates the next one. Where the data cannot stay, the member is replaced
-//! (`repair`, `membership`).
+//! Renewal: a member gets a new machine and keeps its data and its membership. The other members see a restart. The ledger records it
+//! before the machine is destroyed, so a later run knows why the machine is missing and creates the next one. If the data cannot stay, the
+//! member is replaced (`repair`, `membership`).
 
 use super::machines::is_ours;
 use super::voters::Voters;

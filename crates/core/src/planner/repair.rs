@@ -1,4 +1,4 @@
-//! Repair: a member whose machine or data is lost permanently gets a new machine. Only the decision is here; the old one leaves
+//! Repair: a member whose machine or data is permanently lost gets a new machine. Only the decision is here; the old one leaves
 //! and the new one joins like any other (`membership`).
 
 use jiff::SignedDuration;

@@ -1,4 +1,5 @@
-//! What one decision rests on. It is derived once from the wish and the observation, and every concern and every rule is handed the same.
+//! The view that one decision uses. It is derived once from the desired state and the observation; every concern and every rule gets the
+//! same one.
 
 use crate::kinds::etcd::cluster::Cluster;
 use crate::model::{Desired, Observation};

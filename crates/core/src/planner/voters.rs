@@ -1,4 +1,4 @@
-//! Majorities as numbers. Rules, messages and lists of members count with them.
+//! Majorities as numbers, shared by rules, messages and member lists.
 
 use serde::Serialize;
 

@@ -1,4 +1,4 @@
-//! What is under way and needs nothing but time.
+//! What is in progress and only needs time.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;

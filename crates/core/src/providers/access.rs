@@ -1,4 +1,4 @@
-//! Whom security groups let in, for every provider that makes them.
+//! The sources that security groups allow, for every provider that creates such groups.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -1,5 +1,5 @@
-//! What a spec says about machines: one room for each provider, with its settings, their checks, its template and what
-//! they mean to the planner. Nothing outside a room names its fields. How machines are made is in the crate `providers`.
+//! Machines in the spec: one folder for each provider, with its settings, their checks, its template and their meaning
+//! for the planner. Nothing outside a provider's folder names its fields. The crate `providers` creates the machines.
 
 pub mod access;
 pub mod admin;

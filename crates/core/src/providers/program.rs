@@ -1,4 +1,4 @@
-//! Where machines of a stock image get the agent's program, for every provider that gives machines user data.
+//! Where machines with a stock image get the agent, for every provider that uses user data.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

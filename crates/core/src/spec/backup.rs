@@ -1,5 +1,6 @@
-//! The spec's `backup` section as types: where backups go, how often, how many stay, and for whom they are encrypted. Also the
-//! form of the file that holds a store's keys. Plain data; what fields mean together is checked in `check`.
+//! The spec's `backup` section as types: where backups are stored, how often they are taken, how many are kept, and for whom
+//! they are encrypted. Also the format of the file with a store's keys. Plain data; `check` has the rules that involve several
+//! fields.
 
 use std::fmt;
 use std::path::PathBuf;

@@ -1,5 +1,5 @@
-//! What differs between two specs of one cluster, setting by setting. It compares the specs as written data, so a new
-//! setting appears here without additional code.
+//! The differences between two specs of one cluster, setting by setting. It compares the specs as serialized data, so
+//! new settings need no additional code.
 
 use std::fmt;
 

@@ -1,5 +1,5 @@
-//! The spec's `host` section as types: what machines of every provider run next to etcd, and whom they let in. Plain data; what
-//! fields mean together is checked in `check`.
+//! The spec's `host` section as types: services that machines of every provider run next to etcd, and who may connect to them.
+//! Plain data; `check` has the rules that involve several fields.
 
 use std::path::PathBuf;
 

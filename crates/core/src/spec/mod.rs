@@ -1,7 +1,7 @@
-//! The spec: what the operator wrote. A file is read into a tree that knows its lines, its shape is checked against
-//! the schema of the types, then the meaning of the types is checked. All problems are reported at once: what has the
-//! wrong shape is left out, and the meaning of the rest is checked as far as it does not depend on that. Pure: what must be
-//! known of the machine comes in as [`HostFacts`], and no file named in a spec is opened.
+//! The spec: what the operator wrote. A file is read into a tree with line numbers, its shape is checked against the schema
+//! of the types, and then the meaning. All problems are reported at once: a part with the wrong shape is left out, and
+//! everything that does not depend on it is still checked. Pure: facts about the machine are passed in as [`HostFacts`],
+//! and no file that a spec names is opened.
 
 mod backup;
 pub(crate) mod check;

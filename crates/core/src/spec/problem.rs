@@ -1,5 +1,5 @@
-//! What is wrong with a spec, where, and what to do. A problem is plain data; it is written either as one line for
-//! scripts or with the line of the file and a caret below for people.
+//! A problem of a spec: what, where, and what to do. Plain data, printed either as one line for scripts or with the
+//! line of the file and a caret for people.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! age public keys, as far as a typing error shows: their checksum is compared, and nothing is encrypted here.
+//! age public keys, checked as far as typing errors: their checksum is compared, and nothing is encrypted here.
 
 use std::fmt;
 use std::str::FromStr;

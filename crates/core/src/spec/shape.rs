@@ -1,6 +1,6 @@
-//! Checks the tree of a file against the schema of the types, and gives the same content as JSON on the way. The
-//! schema is boiled down once to the few shapes that the types use; what they mean together is not judged here.
-//! What has the wrong shape is left out of the JSON, so the rest can be checked further in the same run.
+//! Checks the tree of a file against the schema of the types, and converts it to JSON. The schema is reduced once to
+//! the few shapes that the types use; rules that involve several fields are elsewhere. Parts with the wrong shape are
+//! left out of the JSON, so the rest can be checked in the same run.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;

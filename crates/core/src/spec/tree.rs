@@ -1,5 +1,5 @@
-//! YAML as a tree that remembers where everything stands. Reading is bounded: nesting has a limit, and anchors,
-//! aliases and tags are refused, so no small file becomes a large tree. Knows nothing of the spec's fields.
+//! YAML as a tree with positions. Reading is bounded: nesting has a limit, and anchors, aliases and tags are refused,
+//! so a small file never becomes a large tree. Knows nothing about the spec's fields.
 
 use std::collections::HashMap;
 

@@ -1,5 +1,5 @@
-//! The spec as types: the one source of its fields, defaults and descriptions. The JSON schema, the check of a file's
-//! shape and the reading all come from here. Plain data: what fields mean together is checked in `check`.
+//! The spec as types: the only source of its fields, defaults and descriptions. The JSON schema, the shape check and
+//! the parser are derived from them. Plain data; `check` has the rules that involve several fields.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

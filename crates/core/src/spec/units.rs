@@ -1,5 +1,5 @@
-//! Values of a spec that are written as text with a special form: sizes, durations, validities, names. Each reads
-//! with an error that says what was expected, and writes what it reads.
+//! Values of a spec that are text in a special form: sizes, durations, validity periods, names. Parsing errors say what
+//! was expected, and the written form can be read again.
 
 use std::borrow::{Borrow, Cow};
 use std::fmt;

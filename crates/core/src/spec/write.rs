@@ -1,5 +1,5 @@
-//! Specs that quorate writes: the commented template, the spec of a cluster that was asked for without a file, and any
-//! spec as YAML. What is written here reads back as the same spec.
+//! Specs that quorate writes: the commented template, the spec of a cluster that was created without a file, and any
+//! spec as YAML. Reading one of them gives the same spec.
 
 use std::fmt::Write;
 

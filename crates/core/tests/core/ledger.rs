@@ -1,4 +1,4 @@
-//! What the ledger knows and the spec or the world contradict: an older ledger, and settings that a living cluster keeps.
+//! Conflicts between the ledger and the spec or the cluster: an older ledger, and settings that a running cluster cannot change.
 
 use jiff::{SignedDuration, Timestamp};
 use quorate_core::kinds::etcd::spec::ClientAuth;

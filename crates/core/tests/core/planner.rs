@@ -1,5 +1,5 @@
-//! What holds of the planner whatever the story: every action and refusal is reached by some story, and random specs in
-//! random states never lead to a panic, to a plan without end or to a step that breaks a rule.
+//! Properties of the planner in every situation: some story reaches every action and refusal, and random specs in
+//! random states never lead to a panic, to an endless plan or to a step that breaks a rule.
 
 use std::collections::BTreeSet;
 use std::fs;

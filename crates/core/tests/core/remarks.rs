@@ -1,4 +1,4 @@
-//! What is told before the steps of a plan: whom the firewall would keep out, and how machines will run.
+//! Notes above the steps of a plan: which clients the firewall would block, and how machines will run.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;

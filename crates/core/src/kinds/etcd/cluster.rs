@@ -1,5 +1,5 @@
-//! The cluster as etcd itself reports it: who is listed, who votes, who leads and who is well. Read from the healthy voter that has
-//! come furthest; where no voter has a quorum behind it, nothing is known, and nothing that depends on it is done.
+//! The cluster as etcd reports it: members, voters, the leader, and which members are healthy. Read from the healthy voter with the
+//! highest index. If no voter has a quorum, nothing is known about the cluster, and no step that depends on it is taken.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

@@ -1,4 +1,5 @@
-//! From the spec and the ledger to what etcd is to be: its part of the node config, its flags, its users, and what a restore begins from.
+//! Computes the desired state of etcd from the spec and the ledger: its part of the configuration, its flags, its users, and the start of a
+//! restore.
 
 use std::collections::{BTreeMap, BTreeSet};
 

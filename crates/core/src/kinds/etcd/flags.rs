@@ -1,6 +1,6 @@
-//! The command line flags of etcd: which release knows which, which of them quorate sets itself, and how a flag is
-//! written for a release that calls it otherwise. The tables come from etcd's sources; a test compares them with the
-//! `--help` of real binaries. It judges names, of flags and of feature gates, and whether a value is of the kind that its flag takes.
+//! The command line flags of etcd: which release has which flag, which flags quorate sets itself, and the name of a flag in releases
+//! that call it something else. The tables come from etcd's sources; a test compares them with the `--help` of real binaries. Checks
+//! the names of flags and feature gates, and whether a value has the type that its flag expects.
 
 mod kinds;
 mod renamed;

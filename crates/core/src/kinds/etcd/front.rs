@@ -1,7 +1,8 @@
-//! Fronts: one address in front of a cluster, on members or on machines of their own. What a spec says of them, and what each gets to know.
+//! Fronts: one address in front of a cluster, on members or on separate machines. The settings in the spec, and the configuration of each
+//! front.
 //!
-//! A front knows where members are, whom to trust and whom to refuse, and has nothing that opens anything: no key of a CA, no password, and
-//! no certificate with a user's name.
+//! A front has the addresses of members, the CA to trust and the certificates to refuse. It has no CA key, no password, and no certificate
+//! with a user's name.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;

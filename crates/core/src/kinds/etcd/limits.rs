@@ -1,4 +1,4 @@
-//! How far revisions may go. Rules, messages and agents count with the same numbers.
+//! Limits of revisions, shared by rules, messages and agents.
 
 /// No revision and no log index is believed beyond this: a million writes a second take 146,000 years. etcd counts both in 63 bits, and
 /// a restore must still go above.

@@ -1,4 +1,4 @@
-//! etcd as a static pod of a kubelet: what a spec says of it, and what the name of an image says of the etcd in it.
+//! etcd as a static pod of a kubelet: its settings in the spec, and the etcd version that an image's name shows.
 
 use std::path::{Component, Path, PathBuf};
 

@@ -1,4 +1,4 @@
-//! What the ledger keeps of a cluster of etcd.
+//! The part of the ledger that only etcd clusters have.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;

@@ -1,4 +1,4 @@
-//! What the ledger records of etcd: before and after a step, and of what an observation shows.
+//! What the ledger records about etcd: before and after each step, and from observations.
 
 use std::collections::BTreeSet;
 

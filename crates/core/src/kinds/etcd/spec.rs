@@ -1,4 +1,4 @@
-//! What a spec says of etcd: its settings, and its users and roles.
+//! The spec of etcd: its settings, users and roles.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -1,6 +1,6 @@
-//! What is known about etcd releases: which are refused or warned about, which have authorization holes, and the
-//! published checksums; and the way from one release to another. Every rule is a row of a table, so that a new finding is
-//! a new row. Knows releases only, never a cluster.
+//! Facts about etcd releases: which are refused, which get a warning, which have authorization bugs, and the published
+//! checksums; and the paths from one release to another. Every rule is a row of a table, so a new finding is a new row.
+//! Knows only releases, never a cluster.
 
 mod path;
 

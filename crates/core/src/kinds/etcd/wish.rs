@@ -1,4 +1,4 @@
-//! What a cluster of etcd should be, beyond what every cluster is.
+//! The desired state of an etcd cluster, in addition to what all clusters share.
 
 use std::collections::{BTreeMap, BTreeSet};
 

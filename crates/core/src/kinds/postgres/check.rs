@@ -1,4 +1,4 @@
-//! Checks of a cluster of PostgreSQL: its etcd, its members, and what Patroni would refuse, change silently or overwrite.
+//! Checks of a PostgreSQL cluster: its etcd, its members, and settings that Patroni would refuse, silently change or overwrite.
 
 use super::parameters::{self, Wrong};
 use super::spec::{Dcs, Haproxy, Pgbouncer, PostgresSettings, Synchronous, Tags, WatchdogMode};

@@ -1,5 +1,5 @@
-//! From the spec and the ledger to what PostgreSQL is to be: Patroni's configuration on each machine, and the one that all members share
-//! in the DCS.
+//! Computes the desired state of PostgreSQL from the spec and the ledger: Patroni's configuration on each machine, and the shared one in
+//! the DCS.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;

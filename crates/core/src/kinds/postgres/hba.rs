@@ -1,6 +1,6 @@
-//! Rules of access in a spec. Patroni writes them into `pg_hba.conf` as they are. With one that PostgreSQL cannot read, a reload changes nothing
-//! and only the log says so, and the next start of every member fails. So they are read here as PostgreSQL reads them, and a rule that lets
-//! clients in without TLS, or without proof of who they are, is refused.
+//! Access rules in the spec. Patroni writes them into `pg_hba.conf` as they are. If PostgreSQL cannot read one, a reload changes nothing
+//! and only the log says so, and the next start of every member fails. So quorate parses them like PostgreSQL, and refuses rules that allow
+//! clients without TLS or without authentication.
 
 use std::iter::Peekable;
 use std::net::IpAddr;

@@ -1,6 +1,8 @@
-//! PostgreSQL under Patroni: its settings, how a cluster is created, cloned, configured and changed, and what keeps its commits safe.
+//! PostgreSQL under Patroni: its settings; how a cluster is created, cloned, configured and changed; and the rules that protect its
+//! commits.
 //!
-//! Failover is Patroni's. quorate never promotes, demotes or elects; it decides what may be disturbed when, and asks Patroni to do it.
+//! Patroni does the failover. quorate never promotes, demotes or elects; it decides what may be disturbed and when, and asks Patroni
+//! to do it.
 
 pub mod backup;
 pub mod check;

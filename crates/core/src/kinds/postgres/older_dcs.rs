@@ -1,12 +1,12 @@
-//! What becomes of Patroni's keys when their etcd goes back to an older state.
+//! Patroni's keys when their etcd is restored to an older state.
 //!
-//! Patroni believes what it finds there. A member that finds its own name in `leader` is promoted without a look at anybody's log, and `sync`
-//! names those that may be promoted later. An older state names those of then, who may lack confirmed commits. Without these keys
-//! it is no better: then the furthest of those that run just then is promoted, and the only one with all commits may be down.
+//! Patroni trusts these keys. A member that finds its name in `leader` is promoted without comparing logs, and `sync` names the members
+//! that may be promoted later. An older state names the members of that time, which may lack confirmed commits. Without these keys Patroni
+//! promotes the most recent of the running members, although the only member with all commits may be down.
 //!
-//! So the older state is never served. Nobody is named as the leader, and the only one that may take over is `NOBODY`. A primary
-//! that still runs has all commits; Patroni lets it have the lead back, because it asks `sync` only about standbys. If none runs, nobody is
-//! promoted until it is known who has all commits (`planner/takeover.rs`).
+//! Therefore the older keys are replaced. `leader` names no member, and `sync` allows only `NOBODY` to take over. A primary that is still
+//! running has all commits; Patroni lets it become the leader again, because it checks `sync` only for standbys. If no primary runs, no
+//! member is promoted until it is known which one has all commits (`planner/takeover.rs`).
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! From where the ports of PostgreSQL, Patroni, HAProxy and PgBouncer may be reached.
+//! The source addresses that may connect to the ports of PostgreSQL, Patroni, HAProxy and PgBouncer.
 
 use super::{BACKUP_PORT, CLIENT_PORT, REST_PORT};
 use crate::model::{Audience, FirewallConfig, NodeConfig, Opening};

@@ -1,4 +1,4 @@
-//! What the ledger records of steps that concern PostgreSQL.
+//! What the ledger records about steps of PostgreSQL.
 
 use super::{Formation, FormedWith, Previous, Record, Role, RotationStage, Upgrade, UpgradeFailed, safety};
 use crate::model::{Data, DataSeen, Desired, Ledger, MemberName, Observation, Stamp};

@@ -1,4 +1,5 @@
-//! Parameters that a spec cannot set, or not to every value: others set them, or they would break what a cluster promises of its commits.
+//! Parameters that a spec cannot set, or not to every value: other components set them, or they would break the cluster's promises about
+//! commits.
 
 use super::parameters::{self, Wrong};
 use super::spec::Synchronous;

@@ -1,5 +1,5 @@
-//! The safety rules of PostgreSQL: never two primaries by our hand, nobody is disturbed while another does not stream, and data dies only by
-//! consent. Who is primary is Patroni's decision; these rules say what may be asked of it.
+//! The safety rules of PostgreSQL: quorate never causes two primaries, disturbs no member while another does not stream, and deletes data
+//! only with consent. Patroni decides who is the primary; these rules limit what quorate may ask of it.
 
 mod patroni;
 mod takeover;

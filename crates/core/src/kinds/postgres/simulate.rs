@@ -1,4 +1,4 @@
-//! The PostgreSQL of the simulated world: who is the primary, who streams, what the DCS holds.
+//! PostgreSQL in the simulated cluster: the primary, the streaming members and the DCS.
 
 use std::collections::{BTreeMap, BTreeSet};
 

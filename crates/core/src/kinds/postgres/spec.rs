@@ -1,4 +1,4 @@
-//! What a spec says of PostgreSQL and Patroni.
+//! The spec of PostgreSQL and Patroni.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! What a cluster of PostgreSQL should be, beyond what every cluster has.
+//! The desired state of a PostgreSQL cluster, in addition to what all clusters share.
 
 use std::collections::{BTreeMap, BTreeSet};
 

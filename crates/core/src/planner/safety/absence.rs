@@ -1,6 +1,6 @@
-//! Rule 8 for machines: what follows from not reaching one. It counts as dead after its grace time, or when the operator confirms it; never
-//! while a peer reaches it; and after the grace time only if enough peers report that they do not. An agent that does not answer, or
-//! does not say whom it reaches, counts as no report.
+//! Rule 8 for machines: what follows when one cannot be reached. It counts as dead when the operator confirms it, or after its grace time
+//! if enough peers report that they cannot reach it either; never while a peer reaches it. An agent that does not answer, or does not say
+//! whom it reaches, counts as no report.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;

@@ -1,4 +1,4 @@
-//! What may not happen while an agent is exchanged for a newer one.
+//! What is forbidden while an agent is being upgraded.
 
 use jiff::SignedDuration;
 

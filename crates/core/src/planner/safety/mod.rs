@@ -1,5 +1,5 @@
-//! The safety rules that every cluster shares. Every rule that keeps data and availability safe is here or in the room of the kind that it is
-//! about (`kinds/NAME/safety`), by name; the concerns ask, and never argue.
+//! The safety rules that all clusters share. Every rule that protects data and availability is here or in the folder of its kind
+//! (`kinds/NAME/safety`), by name. Concerns ask these rules and never override them.
 
 mod absence;
 mod agents;

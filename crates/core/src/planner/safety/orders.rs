@@ -1,4 +1,4 @@
-//! What may not be decided while an agent still carries out an order.
+//! What must not be decided while an agent is still carrying out an order.
 
 use super::reboots;
 use crate::planner::{View, WaitingFor};

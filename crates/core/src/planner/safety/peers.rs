@@ -1,5 +1,5 @@
-//! Rules of trust: peers must accept each other before, during and after a change of their CA. Who is not seen counts as
-//! one that trusts nothing new and shows what is old.
+//! Rules of trust: peers must accept each other before, during and after a change of their CA. An unreachable peer
+//! counts as one that trusts only the old CA and presents an old certificate.
 
 use crate::model::{CertificateUse, Facts};
 use crate::planner::View;

@@ -1,5 +1,5 @@
-//! Rules of proxies: machines that only lead clients to members. One of them keeps serving while another is changed, and none is touched
-//! while it keeps clients waiting for a switchover.
+//! Rules of proxies: machines that only forward clients to members. One proxy keeps serving while another is changed, and none is
+//! touched while clients wait in it for a switchover.
 
 use std::collections::BTreeSet;
 

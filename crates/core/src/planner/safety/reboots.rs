@@ -1,4 +1,4 @@
-//! When a requested reboot is over, and what may not be concluded while a machine is away for it.
+//! When a requested reboot is complete, and what must not be concluded while a machine is rebooting.
 
 use jiff::SignedDuration;
 

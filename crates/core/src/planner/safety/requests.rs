@@ -1,5 +1,5 @@
-//! A confirmation counts for the situation in which it was given. A request lives until it is answered, through runs that are
-//! interrupted; it must never be carried out in a later, different situation.
+//! A confirmation is valid for the situation in which it was given. A request survives interrupted runs until it is carried
+//! out, and must never be carried out in a different situation later.
 
 use jiff::{SignedDuration, Timestamp};
 

@@ -1,4 +1,4 @@
-//! Whose certificates may be refused.
+//! Which certificates may be revoked.
 
 use crate::model::{MachineSeen, MemberName};
 use crate::planner::View;

@@ -1,6 +1,6 @@
-//! What is believed of one agent's report. Numbers that agents report are compared with the ledger's and with each other's, so a
-//! machine that was taken over, or whose files are damaged, could steer or block the whole cluster with one absurd number. Such a
-//! number is that machine's problem alone: its agent counts as not seen, and the others are operated as usual.
+//! How far an agent's report is believed. Reported numbers are compared with the ledger's and with each other's. Otherwise one
+//! absurd number from a compromised machine, or from damaged files, could control or block the whole cluster. Such a number
+//! affects only its machine: the agent counts as unreachable, and the others are operated as usual.
 
 use crate::model::{AgentSeen, Distrust, Facts, Ledger, MemberName, Number};
 

@@ -1,4 +1,4 @@
-//! What each action does in the simulated world.
+//! The effect of each action on the simulated cluster.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;

@@ -1,4 +1,4 @@
-//! Machines and their agents in the simulated world.
+//! Machines and their agents in the simulated cluster.
 
 use std::sync::Arc;
 

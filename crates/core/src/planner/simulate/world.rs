@@ -1,4 +1,4 @@
-//! The simulated world itself, how it begins and how it is observed.
+//! The state of the simulated cluster, how it begins and how it is observed.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};

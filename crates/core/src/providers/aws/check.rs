@@ -1,5 +1,5 @@
-//! Checks of instances that AWS makes: ids, zones, sizes and tags. What only AWS knows, such as whether an image exists, is found when
-//! instances are made.
+//! Checks of AWS instances: ids, zones, sizes and tags. What only AWS knows, such as whether an image exists, is checked when
+//! instances are created.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! The provider `aws` as types: where instances are made, what they are made of, and how they get their seed. Credentials are not part of
-//! a spec: they come from where every AWS tool takes them.
+//! The provider `aws` as types: where instances are created, from what, and how they get their seed. The spec contains no credentials:
+//! they come from the usual sources of AWS tools.
 
 mod check;
 mod fixtures;

@@ -1,5 +1,5 @@
-//! Checks of instances that Incus makes: names, addresses, sizes, and what a container cannot have. What only the server knows, such as
-//! whether a pool exists, is found when instances are made.
+//! Checks of Incus instances: names, addresses, sizes, and settings that containers do not support. What only the server knows, such as
+//! whether a pool exists, is checked when instances are created.
 
 use std::net::IpAddr;
 

@@ -1,5 +1,5 @@
-//! Checks of machines that libvirt makes: interfaces and addresses, disks, who may log in. What only libvirt itself knows, such
-//! as whether a pool exists, is found when machines are made.
+//! Checks of libvirt machines: interfaces and addresses, disks, who may log in. What only libvirt knows, such as whether a pool
+//! exists, is checked when machines are created.
 
 use std::collections::HashMap;
 use std::net::IpAddr;

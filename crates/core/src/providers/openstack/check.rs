@@ -1,5 +1,5 @@
-//! Checks of servers that OpenStack makes: names, addresses and sizes. What only the cloud knows, such as whether an image exists, is
-//! found when servers are made.
+//! Checks of OpenStack servers: names, addresses and sizes. What only the cloud knows, such as whether an image exists, is checked
+//! when servers are created.
 
 use std::net::IpAddr;
 

@@ -1,5 +1,5 @@
-//! The provider `openstack` as types: which cloud, what servers are made of, and how they are connected. Credentials are not part of a
-//! spec: they come from `clouds.yaml` or the environment, as for every OpenStack tool.
+//! The provider `openstack` as types: which cloud, what servers are created from, and how they are connected. The spec contains no
+//! credentials: they come from `clouds.yaml` or the environment, as for every OpenStack tool.
 
 mod check;
 

@@ -1,5 +1,5 @@
-//! What fields of a spec mean together: names, addresses and counts here, one file each for etcd, TLS, auth, backups and hosts. A
-//! check gives the facts and the way out, and never stops the ones after it.
+//! Checks that involve several fields of a spec: names, addresses and counts here; etcd, TLS, auth, backups and hosts in one file
+//! each. A check states the facts and the remedy, and never prevents later checks.
 
 mod backup;
 mod host;

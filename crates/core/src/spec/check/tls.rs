@@ -1,5 +1,4 @@
-//! Checks of the `tls` settings: which belong together, and validities that fit into each other. Files are not opened
-//! here.
+//! Checks of the `tls` settings: fields that belong together, and validity periods that must fit. Opens no file.
 
 use super::{Cluster, Findings};
 use crate::spec::{GivenCertificates, TlsSettings, Validity, nearest};

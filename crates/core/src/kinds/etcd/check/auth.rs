@@ -1,4 +1,4 @@
-//! Checks of the `auth` settings: users and roles fit together, and passwords are where `client_auth` wants them.
+//! Checks of the `auth` settings: users refer to existing roles, and passwords are set where `client_auth` requires them.
 
 use crate::kinds::etcd::spec::{ClientAuth, Keys, UserSpec};
 use crate::kinds::etcd::versions;

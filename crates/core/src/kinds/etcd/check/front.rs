@@ -1,4 +1,4 @@
-//! Checks of `etcd.front`: its port, where it runs, and whether the cluster can give it what it needs.
+//! Checks of `etcd.front`: its port, where it runs, and whether the cluster provides what it needs.
 
 use super::TAKEN;
 use crate::kinds::etcd::front::Front;

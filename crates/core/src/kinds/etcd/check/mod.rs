@@ -1,4 +1,5 @@
-//! Checks of a cluster of etcd: its token, how many members it has, and the `etcd` settings: release, binary, quota, gateway, timeouts, compaction and flags.
+//! Checks of an etcd cluster: its token, the number of members, and the `etcd` settings: release, binary, quota, gateway, timeouts,
+//! compaction and flags.
 
 mod auth;
 mod front;

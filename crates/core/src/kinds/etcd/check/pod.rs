@@ -1,4 +1,4 @@
-//! Checks of etcd as a static pod: its image must say which etcd it has, and etcd must see all files that its flags name.
+//! Checks of etcd as a static pod: the image must name its etcd version, and etcd must be able to read every file that its flags name.
 
 use std::path::Path;
 

@@ -1,5 +1,5 @@
-//! What etcd's flags take. etcd ends with its usage when a value is of another kind, so a wrong one is better known before. The table
-//! comes from etcd itself, and a test compares it with real binaries.
+//! The types of etcd's flags. etcd prints its usage and exits when a value has the wrong type, so quorate checks it first. The table
+//! comes from etcd; a test compares it with real binaries.
 
 use std::sync::LazyLock;
 

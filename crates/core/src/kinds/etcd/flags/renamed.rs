@@ -1,6 +1,6 @@
-//! Flags that etcd renamed, or turned into feature gates: how what the operator gave is written for one release. A name
-//! that the release knows stays as it is, because a changed command line means a restart. etcd does not start when one
-//! setting is given by both its names, so of two only one is written.
+//! Flags that etcd has renamed or turned into feature gates, and how to write a given flag for one release. A name that
+//! the release knows stays as it is, because a changed command line requires a restart. etcd does not start if a
+//! setting is given under both names, so only one is written.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;

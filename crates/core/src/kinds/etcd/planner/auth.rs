@@ -1,6 +1,6 @@
-//! Authentication: root first, then turned on, then the declared roles and users, kept equal to the spec.
+//! Authentication: creates root, turns authentication on, and keeps roles and users equal to the spec.
 //!
-//! What other tools made is left alone: only what the ledger says we made is ever removed.
+//! Removes only what the ledger says quorate created; users and roles of other tools are left alone.
 
 use std::collections::BTreeSet;
 

@@ -1,8 +1,8 @@
-//! Formation: how a cluster comes into being, once, and how its members are kept running on the data it left them.
+//! Bootstrap: creates the cluster once, and afterwards keeps its members running on their data.
 //!
-//! The ledger records `Forming` before the first start and `Formed` before the first client write. In between, anything
-//! that went wrong is answered by wiping all and beginning again under a new token; afterwards an empty disk is never
-//! a beginning.
+//! The ledger records `Forming` before the first start and `Formed` before the first client write. Between the two, any
+//! problem is solved by wiping all data and starting again under a new token. After `Formed`, an empty disk is never a
+//! beginning.
 
 use std::collections::{BTreeMap, BTreeSet};
 

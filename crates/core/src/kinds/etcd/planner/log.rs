@@ -1,5 +1,5 @@
-//! Before etcd 3.7: every member takes a Raft snapshot after what releases before 3.6 wrote to its log, where it has not. etcd takes one
-//! by itself after many entries; one that was restarted for it takes it after the next.
+//! Before etcd 3.7: each member must have a Raft snapshot later than the log entries that releases before 3.6 wrote. etcd takes one by
+//! itself after many entries; a member that was restarted for this takes one after its next entry.
 
 use crate::kinds::etcd::safety::{Log, log_of};
 use crate::model::MemberName;

@@ -1,4 +1,4 @@
-//! What a member has lost with its data, and whether the others can do without it.
+//! What a member has lost with its data, and whether the others can continue without it.
 
 use crate::kinds::etcd::cluster::{Listed, peer_url};
 use crate::kinds::etcd::safety::{self, DataVerdict};

@@ -1,6 +1,6 @@
-//! Membership: who is missing joins as a learner, catches up and is promoted; who is not wanted leaves. One change at a time,
-//! each on a list of members that is newer than the last change. Dead members leave first, because etcd accepts no new one while they are listed;
-//! then the cluster grows; then, and after all restarts, it shrinks.
+//! Membership: missing members join as learners, catch up and are promoted; members that are not in the spec leave. One change at a time,
+//! each based on a member list newer than the last change. Dead members are removed first, because etcd accepts no new member while they
+//! are listed. Then the cluster grows; after all restarts, it shrinks.
 
 use std::cmp::Ordering;
 

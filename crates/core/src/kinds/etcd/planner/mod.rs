@@ -1,4 +1,4 @@
-//! What is decided about etcd alone, one file per concern, and the order in which all concerns of its clusters are asked.
+//! The concerns of etcd alone, one file each, and the order in which an etcd cluster's concerns are asked.
 
 pub(crate) mod auth;
 pub(crate) mod formation;

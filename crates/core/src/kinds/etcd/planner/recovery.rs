@@ -1,6 +1,6 @@
-//! Recovery: the quorum is lost permanently, and the operator confirmed the recovery. The survivors are stopped, so that nothing changes any
-//! more; the one whose log goes furthest is rebuilt into a formation of one, under a new token and at a revision far above all
-//! that clients ever saw; the others come back as new members.
+//! Recovery, after the operator has confirmed that the quorum is permanently lost. The survivors are stopped, so their data no longer
+//! changes. The survivor with the most recent log becomes a cluster of one, under a new token and at a revision far above any that clients
+//! have seen. The others rejoin as new members.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! What etcd needs before a member gets another machine with the data of the one before.
+//! What etcd needs before a member gets a new machine with its existing data.
 
 use super::restart::leads;
 use super::version;

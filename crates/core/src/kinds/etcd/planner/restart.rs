@@ -1,4 +1,4 @@
-//! The rolling restart, by which etcd takes up a configuration or another version, where it must be restarted for that.
+//! Rolling restarts, for changed settings and new versions that etcd reads only when it starts.
 
 use super::{log, version};
 use crate::kinds::etcd::safety;

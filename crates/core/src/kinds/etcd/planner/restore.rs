@@ -1,8 +1,9 @@
-//! Restore: once confirmed, the data of all members is replaced by one snapshot. First every wanted member gets a machine, and the
-//! snapshot is sent to all of them; meanwhile the controller verifies it in a temporary etcd, unless no member has any data to lose. Only
-//! when both have succeeded, the restore is recorded, and every etcd on other data is stopped. Only when none of them runs, each member's
-//! data is made from the snapshot; and only when all hold theirs, the first is started. So members never run on old and new data at the
-//! same time, and until the snapshot is verified and everywhere, existing data is not touched.
+//! Restore: replaces the data of all members by one snapshot, after confirmation.
+//!
+//! First every wanted member gets a machine and the snapshot. Meanwhile the controller verifies the snapshot in a temporary etcd, unless
+//! no member has data to lose. When both have succeeded, the restore is recorded, and every etcd on other data is stopped. When none of
+//! them runs, each member's data is created from the snapshot. When all members have theirs, the first one starts. So members never run
+//! on old and new data at the same time, and existing data is not touched until every member has the verified snapshot.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! etcd's version: which way leads from what runs to what is wanted, and what etcd must have agreed to before, and does after. The
-//! restarts themselves are those of any changed config.
+//! etcd's version: the path from the running to the wanted version, and what etcd must confirm before and after. The restarts are
+//! those of any changed configuration.
 
 use super::{log, program};
 use crate::kinds::etcd::cluster::Listed;

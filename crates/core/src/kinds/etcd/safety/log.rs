@@ -1,5 +1,5 @@
-//! Logs that etcd 3.7 cannot read. Releases before 3.6 wrote entries in the format of the v2 API, and 3.7 panics on them. A
-//! member reads its log from its newest Raft snapshot on when it starts; one that joins gets the log of the leader.
+//! Logs that etcd 3.7 cannot read. Releases before 3.6 wrote entries in the format of the v2 API, and 3.7 panics on them.
+//! When a member starts, it reads its log from its newest Raft snapshot on; a joining member gets the leader's log.
 
 use crate::kinds::etcd::cluster::{Cluster, Listed};
 use crate::kinds::etcd::{EtcdStatus, OldEntries};

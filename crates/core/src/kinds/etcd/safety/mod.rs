@@ -1,4 +1,4 @@
-//! The safety rules of etcd: quorum, members, formations and their data. The concerns ask, and never argue.
+//! The safety rules of etcd: quorum, members, bootstrap tokens and data. Concerns ask these rules and never override them.
 
 mod log;
 mod renewal;

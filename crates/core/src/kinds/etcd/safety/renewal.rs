@@ -1,4 +1,4 @@
-//! Machines that go while their members stay, or are to.
+//! Machines that are removed while their members stay.
 
 use super::{Voters, may_disturb, may_lose, may_remove, quorum, voters};
 use crate::kinds::etcd::cluster::{Cluster, Listed};

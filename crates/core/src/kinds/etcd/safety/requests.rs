@@ -1,5 +1,5 @@
-//! A recovery or a restore is confirmed for one situation. The request lives through runs that are interrupted; it must never be carried out
-//! in a later, different situation.
+//! A recovery or a restore is confirmed for one situation. The request survives interrupted runs, and must never be carried out in a
+//! different situation later.
 
 use crate::kinds::etcd::{Formation, LogEnd, LostMajority, Record, RecoveryRequest};
 use crate::model::{Consent, DataSeen, Facts, Ledger, MemberName, Observation};

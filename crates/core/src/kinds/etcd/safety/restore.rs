@@ -1,5 +1,5 @@
-//! The rules of a restore: no existing data is touched before every member has the snapshot and it was verified, and no member starts
-//! while another could still run on the old data. Where no data exists, the members' own restore is the verification.
+//! Rules of a restore: no existing data is touched before every member has the verified snapshot, and no member starts while another
+//! could still run on the old data. If no data exists, the members' own restore is the verification.
 
 use super::revision;
 use super::{DataVerdict, judge_data};

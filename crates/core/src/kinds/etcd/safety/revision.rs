@@ -1,5 +1,5 @@
-//! Which revisions are believed. etcd counts them in 63 bits and panics beyond, so a number that no cluster can have reached is refused
-//! wherever it enters; and a member that is alone with what it reports does not steer the others.
+//! Which revisions are believed. etcd counts them in 63 bits and panics beyond that, so a number that no cluster can have reached is
+//! refused at every entry. A member that is alone with its report does not influence the others.
 
 use crate::kinds::etcd::limits::{MARGIN, MAX_REVISION};
 use crate::kinds::etcd::{EtcdFacts, EtcdStatus, Record};

@@ -1,4 +1,4 @@
-//! The etcds of the simulated world: who belongs to the cluster, who leads, what each would say of itself.
+//! The etcd members of the simulated cluster: who is a member, who leads, and what each reports.
 
 use std::collections::BTreeSet;
 

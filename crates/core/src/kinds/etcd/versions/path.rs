@@ -1,6 +1,6 @@
-//! The way from one etcd release to another: whether there is one, and by which procedure. The rules that etcd's
-//! upgrade and downgrade guides give are rows of a table, one for each pair of neighbouring minors; the refusal names
-//! the next stop. Judges releases only, never the state of a cluster.
+//! The path from one etcd release to another: whether one exists, and by which procedure. The rules of etcd's upgrade
+//! and downgrade guides are rows of a table, one for each pair of neighbouring minor versions; a refusal names the next
+//! stop. Knows only releases, never the state of a cluster.
 
 use super::{Gate, KNOWN_MINORS, gate};
 use crate::model::Version;

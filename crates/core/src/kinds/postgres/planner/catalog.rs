@@ -1,5 +1,5 @@
-//! What all members share: the configuration in the DCS, databases and users. Changed through the primary, when every member is well: with
-//! strict synchronous replication a change waits for a standby.
+//! What all members share: the configuration in the DCS, databases and users. Changed through the primary when every member is healthy,
+//! because with strict synchronous replication a change waits for a standby.
 
 use crate::kinds::postgres::safety::{self, postgres};
 use crate::kinds::postgres::{Catalog, CatalogOp, Wish};

@@ -1,7 +1,7 @@
-//! How a cluster comes into being: one member creates the data, once, and the others clone it. And how members are kept running on it.
+//! Bootstrap: one member creates the data, once, and the others clone it. Afterwards keeps the members running.
 //!
-//! Patroni never creates data. If its state in the DCS is lost, it finds the data that is there; with an empty disk it waits until
-//! there is a member that it can clone.
+//! Patroni never creates data. If its state in the DCS is lost, it uses the existing data; with an empty disk it waits until there is
+//! a member to clone.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! What PostgreSQL needs before the machine of a member goes for another one, or reboots: the same as before a restart. Patroni is stopped
-//! before the machine goes, so PostgreSQL writes all that is in memory to the disk that stays.
+//! What PostgreSQL needs before a member's machine is replaced or reboots: the same as before a restart. Patroni is stopped first, so
+//! PostgreSQL writes everything in memory to the disk that stays.
 
 use super::restart::{primary_hands_over, standbys_come_first, with_numbers};
 use crate::kinds::postgres::safety::{self, postgres};

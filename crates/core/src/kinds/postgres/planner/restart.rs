@@ -1,6 +1,6 @@
-//! Restarts: one member at a time, replicas first. The primary hands over before it is restarted, so clients wait for a switchover and not
-//! for a restart. A lowered limit is the exception: a standby may not have less of it than its primary, so the primary restarts first, where it
-//! is.
+//! Restarts: one member at a time, replicas first. The primary hands over before it restarts, so clients wait for a switchover instead of a
+//! restart. Lowered limits are the exception: a standby must not have lower limits than its primary, so the primary restarts first, without
+//! handing over.
 
 use std::collections::BTreeMap;
 

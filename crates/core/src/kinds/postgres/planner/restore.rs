@@ -1,6 +1,6 @@
-//! A restore: one member restores the backup next to its data and recovers it to where the operator wants, while the cluster still serves.
-//! Only then are all members stopped, and the restored data becomes the first data of a new bootstrap, which the others clone. What was
-//! there is kept next to it.
+//! Restore: one member restores the backup next to its data and recovers it to the requested point, while the cluster still serves. Only
+//! then do all members stop. The restored data becomes the first data of a new bootstrap, which the others clone. The previous data is
+//! kept next to it.
 
 use std::collections::BTreeMap;
 

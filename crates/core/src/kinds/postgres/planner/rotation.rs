@@ -1,6 +1,6 @@
-//! Passwords that the operator wants changed. Members log in to each other, so nobody may be left with a password that others no longer take:
-//! first all members let each other in by certificate alone, then PostgreSQL gets the new passwords, then the configurations of all members,
-//! and then passwords are required again. Each stage is recorded when every member has confirmed the one before.
+//! Password changes. Members log in to each other, so no member may be left with a password that others no longer accept. First all members
+//! accept each other by certificate alone, then PostgreSQL gets the new passwords, then the configurations of all members, and then
+//! passwords are required again. Each stage is recorded when every member has confirmed the previous one.
 
 use crate::kinds::postgres::safety::{self, postgres};
 use crate::kinds::postgres::{RotationStage, RotationWish};

@@ -1,4 +1,4 @@
-//! A switchover that the operator asked for. Restarts come first: if they make another member the primary, that answers the request.
+//! A switchover that the operator requested. Restarts come first: if they make another member the primary, the request is done.
 
 use crate::kinds::postgres::safety::{self, Unfit};
 use crate::model::MemberName;

@@ -1,8 +1,8 @@
-//! Another major version. `pg_upgrade` makes data of the new version out of that of the primary, once all members have stopped, and the others
-//! clone it. It copies: every member keeps the data from before next to it.
+//! Major version upgrades. When all members have stopped, `pg_upgrade` converts a copy of the primary's data to the new version, and the
+//! others clone it. Every member keeps the previous data next to it.
 //!
-//! It is rehearsed on a copy first, while the cluster serves. From the record that it has begun on it is completed, or the cluster starts again
-//! with the version that it had, without another word of the operator.
+//! The upgrade is rehearsed on a copy first, while the cluster serves. Once the ledger records that it has begun, it is either completed,
+//! or the cluster starts again with the previous version, without asking the operator again.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! What a Patroni must be able to do for a cluster. It ignores settings that it does not know, and says nothing.
+//! The features of Patroni that a cluster needs. Patroni silently ignores settings that it does not know.
 
 use serde_json::Value;
 

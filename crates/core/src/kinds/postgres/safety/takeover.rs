@@ -1,4 +1,4 @@
-//! `CommitsSurvive` after the etcd below was restored: who may take over where no primary runs and Patroni's own record is gone.
+//! `CommitsSurvive` after the etcd below was restored: which member may take over if no primary runs and Patroni's own record is gone.
 
 use std::collections::BTreeMap;
 
