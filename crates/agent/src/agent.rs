@@ -1,4 +1,4 @@
-//! One agent: what it holds, and what all of its orders share. They are obeyed in `orders`, facts are given in `facts`.
+//! One agent: its state, which all orders share. `orders` carries them out, `facts` reports.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};

@@ -1,8 +1,8 @@
-//! What travels between a controller and an agent: JSON over mutual TLS, one request and one answer. Two things are streams
-//! instead: what etcd answers to a reading call, and a file that is sent: a snapshot for a restore, or a new program.
+//! The protocol between a controller and an agent: JSON over mutual TLS, one request and one answer. Two things are streams
+//! instead: etcd's answers to a read call, and a file that is sent: a snapshot for a restore, or a new program.
 //!
-//! Reading needs no fence; every order carries one. `seed.json` is the only thing that reaches a machine by another
-//! way, and it holds no lasting secret.
+//! Read requests need no fencing number; every order carries one. `seed.json` is the only file that reaches a machine in
+//! another way, and it contains no permanent secret.
 
 pub mod boot;
 pub(crate) mod frame;

@@ -1,7 +1,6 @@
-//! What a machine does when it boots, before its agent: it becomes what its seed disk says. Hostname, addresses, who may log
-//! in, the disk for etcd's data, and the units of the agent. It is done again at each boot and changes only what differs. On
-//! our own image nothing else is in the way; next to cloud-init, hostname and addresses are cloud-init's affair. On an image for EC2 the
-//! metadata service has what is on seed disks elsewhere, and addresses come by DHCP.
+//! What a machine does when it boots, before its agent starts: it applies its seed disk. Hostname, addresses, who may log in, the disk
+//! for etcd's data, and the units of the agent. It is repeated at each boot and changes only what differs. Next to cloud-init, it leaves
+//! hostname and addresses to cloud-init. On an image for EC2, the metadata service replaces the seed disk, and addresses come from DHCP.
 
 mod admin;
 mod check;

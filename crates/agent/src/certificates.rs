@@ -1,5 +1,5 @@
-//! The certificates of etcd or Patroni, as one set of files. etcd reads certificate and key as two files at each handshake, so a set
-//! is a separate directory, and the link to it flips from the old to the new in one instant.
+//! The certificates of etcd or Patroni, as one set of files. etcd reads certificate and key as two files at each handshake, so each
+//! set is a separate directory, and a link to it is switched atomically.
 
 mod kubeadm;
 

@@ -1,10 +1,10 @@
 //! The agent's port over a virtio-serial line, for machines that their host cannot reach by network. Both ends are here.
 //!
-//! Such a line is one pipe of bytes each way for the machine's whole life. Anyone who comes to it may find the end of what was said
-//! to somebody else, so what travels is cut into frames that cannot be mistaken (COBS: a zero byte ends a frame and is found
-//! nowhere else), and each belongs to a stream whose number its opener chose at random. Half a frame of an earlier time is ended by
-//! the zero that comes before every frame too, and frames of streams that nobody knows are dropped. Several streams share a line,
-//! each with a window, so that one that is not read does not keep the others waiting. Who speaks is TLS's affair, above.
+//! Such a line is one byte stream each way for the machine's whole life. A new connection may find the end of an earlier
+//! conversation, so data travels in frames that cannot be mistaken (COBS: a zero byte ends a frame and occurs nowhere else), and
+//! each frame belongs to a stream with a random number. A partial frame of an earlier conversation ends at the zero that precedes
+//! every frame, and frames of unknown streams are dropped. Several streams share a line, each with a window, so that an unread
+//! stream does not delay the others. TLS on top authenticates both sides.
 
 mod frame;
 mod line;

@@ -1,5 +1,5 @@
-//! The controller's side of an agent's port. An agent is known by a certificate of the control CA that names its machine;
-//! anyone else who answers there may be asked to enrol, and nothing else is ever said to it.
+//! The controller's side of an agent's port. A certificate of the control CA with the machine's name identifies an agent.
+//! Any other server there may only be asked to enrol; nothing else is sent to it.
 
 mod bounded;
 mod clock;

@@ -1,5 +1,5 @@
-//! Makes files and programs be as the node config says. Running services are left alone: they take up what they read
-//! only at their start when they are ordered to restart. A config is taken as a whole or not at all.
+//! Makes files and programs match the configuration. Running services are not touched: they read what they need only at
+//! startup when they are ordered to restart. A configuration is applied completely or not at all.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};

@@ -1,7 +1,7 @@
-//! Connections whose other end is not known yet, within a bound. Anyone can open them, so when there are too many somebody
-//! must go, and that must not be the controller only because it came at a bad moment: the source that holds the most places
-//! loses one of them, chosen at random. A flood from one address displaces itself; a flood from the controller's own
-//! address displaces the controller no more often than anybody else, and its next try is as good as the first.
+//! Connections that are not authenticated yet, limited in number. Anyone can open them, so when there are too many, one
+//! must be closed. That must not always be the controller's: the source with the most connections loses one of them, chosen
+//! at random. A flood from one address displaces itself. A flood from the controller's own address displaces the controller
+//! no more often than other connections, and its next attempt has the same chance as the first.
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};

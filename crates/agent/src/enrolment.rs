@@ -1,5 +1,6 @@
-//! Enrolment: the agent proves that it was given the seed's token and holds the key it serves TLS with, and takes the
-//! certificate that its controller signs for that key. Afterwards the token is forgotten and nobody can enrol it again.
+//! Enrolment: the agent proves that it has the seed's token and the key of its TLS certificate, and installs the
+//! certificate that its controller signs for that key. Then the token is deleted, and the agent cannot be enrolled
+//! again.
 
 use quorate_core::model::CertificateUse;
 use quorate_core::text::hex;

@@ -1,4 +1,4 @@
-//! What can go wrong on a machine. Display says what was tried; the cause is the source.
+//! Errors on a machine. Display says what was attempted; the cause is the source.
 
 use std::io;
 use std::net::SocketAddr;

@@ -1,5 +1,5 @@
-//! Files that are either the old or the new one, never half of either, and never readable by more than they should be
-//! for even an instant.
+//! Writes files atomically: a reader sees the old or the new one, never a part. A file is never readable by more users
+//! than it should be, not even for an instant.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};

@@ -1,6 +1,6 @@
-//! Follows fluent-bit's configuration in an etcd elsewhere: keys below a prefix become files, and fluent-bit is started again when they
-//! have changed. A separate process, so that an agent that follows nothing does not carry it. While that etcd is away, or holds what
-//! fluent-bit refuses, the last good configuration stays.
+//! Follows fluent-bit's configuration in another etcd: keys below a prefix become files, and fluent-bit restarts when they change. This
+//! is a separate process, so that an agent that follows nothing does not need its memory. While that etcd is unavailable, or has a
+//! configuration that fluent-bit refuses, the last good one stays.
 
 pub(crate) mod allowed;
 mod set;

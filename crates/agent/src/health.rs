@@ -1,5 +1,5 @@
-//! A plain page for load balancers: whether this member can serve clients, and nothing else. It is open to everybody,
-//! so it is small, slow to be abused, and asks the service at most once a second.
+//! A plain page for load balancers: whether this member can serve clients, and nothing else. Anyone can request it, so
+//! it is small, rate-limited, and queries the service at most once a second.
 
 use std::convert::Infallible;
 use std::sync::Arc;

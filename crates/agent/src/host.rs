@@ -1,6 +1,6 @@
-//! What a machine runs next to etcd: the time, the node exporter, the firewall and the forwarding of logs. Configurations are made
-//! of the node config and checked by the very programs that will read them before they are put in place; a service is started
-//! again only when what it reads has changed.
+//! Services that a machine runs next to etcd: time, the node exporter, the firewall and log forwarding. Their configurations are
+//! rendered from the machine's configuration and checked by each program before they are put in place; a service restarts only
+//! when its configuration has changed.
 
 mod chrony;
 pub(crate) mod firewall;

@@ -1,4 +1,4 @@
-//! Where everything is below the agent's root: `/` on a machine, a directory under the local provider.
+//! Paths below the agent's root: `/` on a machine, a directory under the local provider.
 
 use std::io;
 use std::net::IpAddr;

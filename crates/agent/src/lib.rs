@@ -1,8 +1,8 @@
-//! The agent: one process on each machine, and the only one that acts there. It makes the node config true, runs services,
-//! reports what it sees, and obeys its controller alone, in order of the fencing numbers that orders carry.
+//! The agent: one process on each machine, and the only one that acts there. It applies the configuration, runs services,
+//! reports facts, and obeys only its controller, in order of the fencing numbers that orders carry.
 //!
-//! It needs no handler for signals: whenever it is killed, etcd lives on in a process group of its own, what it remembers
-//! is whole on disk, and the next agent continues from there.
+//! It needs no signal handler: whenever it is killed, etcd continues in a separate process group, the agent's state on
+//! disk is consistent, and the next agent continues from there.
 
 mod agent;
 pub mod api;

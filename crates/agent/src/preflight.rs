@@ -1,5 +1,5 @@
-//! What can be known of a machine before etcd depends on it: how long its disk takes to make a write durable, and, where something
-//! must be fetched, whether names resolve and traffic gets out.
+//! Checks of a machine before etcd depends on it: how long a durable write takes, and, where a download is needed, whether names
+//! resolve and outgoing connections work.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};

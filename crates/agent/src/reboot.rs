@@ -1,8 +1,8 @@
-//! Reboots of this machine, if it is one, with an upgrade of its packages before. The order is answered at once and carried out in the
-//! background, because an upgrade takes minutes; facts say how far it has come. Whatever fails before the machine goes down leaves it up.
+//! Reboots this machine, optionally after upgrading its packages. The order is answered at once and carried out in the background, because
+//! an upgrade takes minutes; facts report its progress. If anything fails before the machine goes down, it stays up.
 //!
-//! etcd keeps running until systemd stops it, as it stops everything else when the machine goes down. Packages must not restart it before:
-//! no service is started or stopped by an upgrade.
+//! etcd keeps running until systemd stops it with everything else when the machine goes down. The upgrade must not restart it earlier, so
+//! it starts and stops no service.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};

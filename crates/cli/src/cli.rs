@@ -1,4 +1,4 @@
-//! The command line as types. What `quorate help` prints is written here, and nowhere else.
+//! The command line as types. The text of `quorate help` is here and nowhere else.
 
 mod backup;
 mod clients;

@@ -1,5 +1,5 @@
-//! What a shell offers for the word under the cursor: cluster and member names, besides what clap knows. The shell's script asks this
-//! program each time, because names change. Nothing here may ask for a key or print an error.
+//! Completions that clap does not know: cluster and member names. The shell's script runs this program each time, because names
+//! change. Nothing here may ask for a key or print an error.
 
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;

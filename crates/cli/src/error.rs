@@ -1,4 +1,4 @@
-//! Everything that a command can fail with, and how it is printed: once, at the edge, with its causes and what to do next.
+//! Every error of a command, and how it is printed: once, in `main`, with its causes and what to do next.
 
 use std::error::Error as _;
 use std::fmt::Write as _;

@@ -1,5 +1,5 @@
-//! From what the operator named, a file or a known cluster, to specs and the files they name. Every problem is reported at
-//! once, at its place.
+//! Loads the specs that the operator named, from a file or a known cluster, and the files that they name. Every problem is
+//! reported at once, at its place.
 
 use std::fs::File;
 use std::io::Read;

@@ -1,6 +1,6 @@
-//! quorate, the one binary: a match on the command, and the edge where errors are printed.
+//! quorate's binary: a match on the command, and the place where errors are printed.
 //!
-//! It decides nothing about clusters; commands set what is wished in the ledger and let `control` run the loop.
+//! It decides nothing about clusters; commands record requests in the ledger and let `control` run the loop.
 
 mod cli;
 mod commands;

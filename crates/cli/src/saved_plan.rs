@@ -1,5 +1,5 @@
-//! A plan in a file, to be reviewed before it is done: what the steps were, of which spec, for which cluster. Anyone who applies it
-//! plans again, and begins only if the steps are the same; reasons, and through which member a change goes, may differ.
+//! A plan in a file, to be reviewed before it is carried out: the steps, the spec and the cluster. `apply` plans again and begins
+//! only if the steps are the same; reasons, and the member that a change goes through, may differ.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;

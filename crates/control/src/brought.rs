@@ -1,5 +1,5 @@
-//! What the operator brings in files: CAs, certificates and keys made elsewhere, passwords. Read and judged here, before
-//! anything is touched; every problem is reported at once, at its place in the spec.
+//! User-provided files: CAs, certificates, keys and passwords. They are read and checked here, before anything is
+//! changed; every problem is reported at once, with its place in the spec.
 
 use std::collections::BTreeMap;
 use std::fs;

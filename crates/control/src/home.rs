@@ -1,4 +1,4 @@
-//! Where quorate keeps what it must remember: `$QUORATE_HOME`, by default below the XDG data directory.
+//! Where quorate keeps its state: `$QUORATE_HOME`, by default below the XDG data directory.
 
 use std::io;
 use std::path::{Path, PathBuf};

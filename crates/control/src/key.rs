@@ -1,8 +1,8 @@
-//! The key to which the secrets of ledgers are encrypted: an age identity, in a file or from a command. It is made at first use,
-//! outside of what it protects, and never made again while any ledger needs one that is gone.
+//! The key that encrypts the secrets in ledgers: an age identity, in a file or from a command. It is created at first use, outside of
+//! what it protects. It is never created again while a ledger needs a key that is missing.
 //!
-//! A key file may hold several identities, one on each line: the first is encrypted to, all of them open. So a key is exchanged without a
-//! moment at which anything cannot be opened (`rotation.rs`).
+//! A key file may hold several identities, one on each line: the first one encrypts, all of them decrypt. So a key can be replaced while
+//! everything stays readable (`rotation.rs`).
 
 mod rotation;
 

@@ -1,5 +1,5 @@
-//! Requests in a ledger that no run has answered yet: what was confirmed, by whom, and whether it can still be withdrawn. A request
-//! that has begun to change the cluster cannot: half of it would stay.
+//! Open requests in a ledger: what was confirmed, by whom, and whether it can still be withdrawn. A request that has begun to
+//! change the cluster cannot be withdrawn, because that would leave it half done.
 
 use jiff::Timestamp;
 use quorate_core::kinds::etcd::Formation;

@@ -1,4 +1,4 @@
-//! The secrets that quorate makes once and keeps in the ledger: the three CAs, root's password, the keys of tokens and of backups.
+//! Secrets that quorate creates once and keeps in the ledger: the three CAs, root's password, the keys of tokens and of backups.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,4 @@
-//! The cluster made and changed by quorate's own commands, as an operator would type them. The environment says where its state is kept.
+//! The cluster created and changed by quorate's own commands, as an operator would type them. The environment says where its state is kept.
 
 use std::path::Path;
 use std::process::Stdio;

@@ -1,6 +1,5 @@
-//! What a machine reads of its seed disk when it boots: `seed.json`, which is the agent's, and `machine.json`, which says
-//! what the machine itself is to be. The provider writes both. No secret is in `machine.json` but a password's hash, which
-//! opens the console alone.
+//! What a machine reads from its seed disk when it boots: `seed.json` for the agent, and `machine.json` for the machine
+//! itself. The provider writes both. The only secret in `machine.json` is a password hash for the console.
 
 use std::net::IpAddr;
 

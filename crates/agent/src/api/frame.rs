@@ -1,5 +1,5 @@
-//! How the answers of a reading call follow one another: each is a kind, a length and as many bytes. The last one says how the
-//! reading ended, so that a connection that breaks is never taken for an end.
+//! Framing of a read call's answers: a type, a length and that many bytes. The last frame says how the call ended, so a broken
+//! connection is never mistaken for the end.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What `machine.json` says goes into files that other programs read: it is looked at before a word of it is written there.
+//! Checks `machine.json` before anything of it is written into files that other programs read.
 
 use std::path::Path;
 

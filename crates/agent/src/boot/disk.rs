@@ -1,5 +1,4 @@
-//! The disk for etcd's data. It outlives the machine, so its content matters more than the machine: it gets a file system only
-//! when there is nothing on it at all.
+//! The disk for etcd's data. It outlives the machine, so it gets a file system only when it is completely empty.
 
 use std::fs::{self, File};
 use std::io::Read;

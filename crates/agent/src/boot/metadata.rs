@@ -1,6 +1,6 @@
-//! The metadata service of EC2, asked by version 2 of its protocol alone: a token first, then user data with it. The agent takes nothing from
-//! it but what quorate has written there. Whatever answers may be slow, endless or something else: time and size are bounded, redirects and
-//! proxies are not followed, and what is read is checked like a seed disk.
+//! The metadata service of EC2, in version 2 of its protocol: first a token, then user data with it. The agent uses only what quorate has
+//! written there. The server may be slow, endless or something else: time and size are limited, redirects and proxies are not followed, and
+//! the content is checked like a seed disk.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! The files of a machine as text: nothing is looked at and nothing is written here.
+//! Renders the files of a machine as text. Reads and writes nothing.
 
 use std::net::IpAddr;
 

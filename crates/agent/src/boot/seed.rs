@@ -1,6 +1,6 @@
-//! The seed disk: found by its label, mounted read-only for a moment, and read. Once a machine has been told what it is, it
-//! boots without the disk too. A config drive of OpenStack is such a disk, on which the files have numbers instead of names. On EC2 user
-//! data takes the disk's place.
+//! The seed disk: found by its label, mounted read-only for a moment, and read. Once a machine has its settings, it also boots without
+//! the disk. A config drive of OpenStack is such a disk, on which files have numbers instead of names. On EC2, user data replaces the
+//! disk.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};

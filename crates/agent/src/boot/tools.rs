@@ -1,5 +1,4 @@
-//! The programs of a system that a boot makes use of. Below another root than `/` none is run: that would change the wrong
-//! system.
+//! System programs that a boot uses. None of them runs when the root is not `/`, because it would change the wrong system.
 
 use std::io::Write;
 use std::path::Path;

@@ -1,8 +1,8 @@
-//! etcd's certificates under kubeadm's names, in a directory that others may use too.
+//! etcd's certificates under kubeadm's names, in a directory that other programs may use too.
 //!
-//! Each name is a link into a set of files next to it, and the link to that set is exchanged in one instant, as a kubelet does it for the
-//! volumes of Secrets. So certificate and key always belong together, also for a pod that has the directory mounted. A name that is no such
-//! link belongs to somebody else: it is never replaced and never removed.
+//! Each name is a link into a set of files next to it, and the link to that set is switched atomically, as a kubelet does for volumes of
+//! Secrets. So certificate and key always match, also for a pod that has mounted the directory. A name that is not such a link belongs to
+//! another program: it is never replaced or removed.
 
 use std::collections::BTreeSet;
 use std::fs;

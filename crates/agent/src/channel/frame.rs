@@ -1,4 +1,4 @@
-//! Frames: what travels on a line, as bytes without a zero, ended by one.
+//! Frames: data on a line, as bytes without a zero, ended by one.
 
 /// The most bytes of a stream in one frame.
 pub(super) const PAYLOAD: usize = 4096;

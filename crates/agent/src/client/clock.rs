@@ -1,5 +1,5 @@
-//! Clocks that differ: an agent that takes the controller's certificate for expired, or not valid yet, says no more than
-//! that. Its health page tells the time, so the difference can be named.
+//! Clock differences. An agent whose clock is wrong rejects the controller's certificate as expired, or not valid yet,
+//! and says nothing more. Its health page shows the time, so the difference can be reported.
 
 use std::error::Error;
 use std::io;

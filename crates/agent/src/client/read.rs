@@ -1,5 +1,5 @@
-//! Reading a machine's etcd through its agent. What comes in is taken at the reader's pace: anyone who takes nothing holds up etcd,
-//! and dropping a stream ends the call there.
+//! Reads a machine's etcd through its agent. Data arrives at the reader's pace: a reader that stops holds up etcd's call, and
+//! dropping a stream ends it.
 
 use std::net::SocketAddr;
 use std::time::Duration;

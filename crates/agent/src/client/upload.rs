@@ -1,5 +1,5 @@
-//! Sending a file to a machine: a snapshot, or a new program. Its bytes are sent only once the agent has agreed to take them, and are
-//! read a little at a time.
+//! Sends a file to a machine: a snapshot, or a new program. The file is sent in small pieces, and only after the agent has accepted
+//! it.
 
 use std::io;
 use std::pin::Pin;

@@ -1,9 +1,9 @@
-//! What a configuration of fluent-bit that comes from elsewhere may ask for. Anyone who writes it is not root on this machine: it may
-//! read what fluent-bit's own user can read and send it over the network. It may not run programs, load code, or write files other
-//! than fluent-bit's own state.
+//! What a configuration of fluent-bit from another etcd may contain. Its author is not root on this machine: it may read what fluent-bit's
+//! own user can read and send it over the network. It may not run programs, load code, or write files other than fluent-bit's own state.
 //!
-//! Only what is listed is accepted (`options`), and only in the part of fluent-bit's grammar that its versions read alike: what
-//! fluent-bit reads must be what was checked here. The remarks below say how it reads; see flb_cf_fluentbit.c and, before 1.9, mk_rconf.c.
+//! Only listed items are accepted (`options`), and only the part of fluent-bit's grammar that all its versions read in the same way:
+//! fluent-bit must read exactly what was checked here. The comments below describe its parser; see flb_cf_fluentbit.c and, before 1.9,
+//! mk_rconf.c.
 
 mod options;
 

@@ -1,4 +1,4 @@
-//! All files of fluent-bit's configuration, as one: checked by fluent-bit itself, put in place in one instant, known by a digest.
+//! All files of fluent-bit's configuration as a unit: checked by fluent-bit itself, put in place atomically, identified by a digest.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::chown;

@@ -1,4 +1,4 @@
-//! fluent-bit's configuration, in pieces at fixed places, so that a configuration from elsewhere can include them.
+//! fluent-bit's configuration, in separate files at fixed paths, so that a configuration from another etcd can include them.
 
 use std::collections::BTreeSet;
 

@@ -1,5 +1,5 @@
 //! A service under systemd, on machines. The unit is rewritten at each start and is not enabled: after a boot the agent
-//! starts it. A service that makes its data at its first start is refused by systemd itself where there is none.
+//! starts it. If a service creates data at its first start, systemd itself refuses to start it where that data is missing.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,4 +1,4 @@
-//! Who may speak to an agent, and how it comes to know its controller.
+//! Which clients an agent accepts, and how it comes to know its controller.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;

@@ -1,4 +1,4 @@
-//! etcd under its agent when its program is exchanged or missing, when its data is replaced, and when nobody knows of it.
+//! etcd under its agent when its program is replaced or missing, when its data is replaced, and when the agent does not know it.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,4 +1,4 @@
-//! What the agent reads in etcd's own log while etcd does not run, and what follows from it.
+//! What the agent reads in etcd's log on disk while etcd does not run, and the consequences.
 
 use std::collections::BTreeSet;
 use std::fs;

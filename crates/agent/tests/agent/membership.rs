@@ -1,4 +1,4 @@
-//! Members that come and go while real etcds run.
+//! Members that join and leave while real etcd processes run.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! A new formation from what one survivor holds, and the way down to an older version.
+//! A new bootstrap from one survivor's data, and a downgrade.
 
 use std::collections::BTreeSet;
 use std::fs;

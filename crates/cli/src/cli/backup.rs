@@ -1,4 +1,4 @@
-//! How backups and restores are asked for.
+//! Arguments of `backup` and `restore`.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! What runs on a machine, and the image that it is made of.
+//! Arguments of the roles that run on a machine, and of `image`.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! `quorate agent`: the agent of one machine, until it is killed.
+//! `quorate agent`: runs the agent of one machine until it is killed.
 
 use quorate_agent::boot::{BootOptions, With};
 use quorate_agent::{AgentError, Options, Supervisor};

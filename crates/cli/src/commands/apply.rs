@@ -1,5 +1,5 @@
-//! `quorate apply`: shows the plan, asks, and does it, one cluster after another. A plan that was saved and reviewed is the
-//! answer: it is done without asking, if the steps are still the same.
+//! `quorate apply`: shows the plan, asks, and carries it out, one cluster after another. A saved and reviewed plan counts
+//! as confirmation: it runs without asking if the steps are still the same.
 
 use quorate_control::brought::BroughtFiles;
 use quorate_control::verbs::apply::{Allowed, Apply};

@@ -1,5 +1,5 @@
-//! `quorate destroy`: shows what is deleted, asks for the cluster's name, and lets the loop remove it. Data that clients may
-//! have written is deleted only where a verified backup holds it that the store has now, or with consent to do without.
+//! `quorate destroy`: shows what is deleted, asks for the cluster's name, and runs the loop. Data that clients may have
+//! written is deleted only if a verified backup in the store covers it, or with consent.
 
 use quorate_control::brought::BroughtFiles;
 use quorate_control::kinds::etcd::status;

@@ -1,4 +1,4 @@
-//! `quorate discovery`: a discovery service for etcd members that quorate did not make.
+//! `quorate discovery`: a discovery service for etcd members that quorate did not create.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! `quorate drill`: rehearses faults on a running cluster, one scenario after another, and prints the verdicts.
+//! `quorate drill`: causes faults in a running cluster, one scenario after another, and prints the verdicts.
 
 use std::fs::File;
 use std::io::{BufReader, BufWriter};

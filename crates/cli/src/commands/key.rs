@@ -1,4 +1,4 @@
-//! `quorate key`: the key to which the secrets in ledgers are encrypted.
+//! `quorate key`: the key that encrypts the secrets in ledgers.
 
 use std::collections::BTreeMap;
 

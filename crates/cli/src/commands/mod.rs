@@ -1,5 +1,5 @@
-//! The commands, one file each. A command sets what is wished and lets the loop run; it has no other way to change a
-//! cluster.
+//! The commands, one file each. A command records a request in the ledger and runs the loop; it has no other way to
+//! change a cluster.
 
 pub mod agent;
 pub mod apply;

@@ -1,4 +1,4 @@
-//! `quorate output`: how a cluster is reached, for scripts and Terraform. Nothing in it is secret.
+//! `quorate output`: how to connect to a cluster, for scripts and Terraform. Contains no secret.
 
 use std::fs;
 use std::path::PathBuf;

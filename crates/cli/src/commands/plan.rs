@@ -1,4 +1,4 @@
-//! `quorate plan`: what would be done. Clusters are planned and printed one after another, whatever their number.
+//! `quorate plan`: what would be done. Clusters are planned and printed one at a time, so any number fits in memory.
 
 use std::io::{BufWriter, Write};
 

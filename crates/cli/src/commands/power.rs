@@ -1,4 +1,4 @@
-//! `quorate down` and `quorate start`: a wish about power in the ledger, and the same loop.
+//! `quorate down` and `quorate start`: record the request in the ledger and run the same loop as `apply`.
 
 use quorate_control::kinds::postgres::dcs;
 use quorate_core::model::Power;

@@ -1,5 +1,5 @@
-//! `quorate recover`: the quorum is lost permanently. Shows what is left and what may be lost, asks for confirmation, and
-//! lets the loop make a cluster again of what one survivor holds.
+//! `quorate recover`: for permanent quorum loss. Shows what is left and what may be lost, asks for confirmation, and runs
+//! the loop, which rebuilds the cluster from one survivor.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! `quorate restore`: has a snapshot prepared, shows what will be done and what is lost, asks, and lets the loop verify the snapshot and
-//! restore every member from it.
+//! `quorate restore`: prepares a snapshot, shows what will be done and what is lost, asks, and runs the loop, which verifies the
+//! snapshot and restores every member from it.
 
 mod postgres;
 mod upgrade;

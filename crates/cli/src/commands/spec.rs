@@ -1,4 +1,4 @@
-//! The commands about the spec as a file, which touch no cluster: `init`, `validate`, `schema`, `completions` and the manual.
+//! Commands about spec files, which touch no cluster: `init`, `validate`, `schema`, `completions` and the man pages.
 
 use std::path::Path;
 

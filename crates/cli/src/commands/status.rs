@@ -1,4 +1,4 @@
-//! `quorate status`: observes, without the lock, and reports.
+//! `quorate status`: observes without the lock, and reports.
 
 use std::io::{self, IsTerminal};
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! `quorate up`: a cluster on this machine with no file at all, through the same path as any other.
+//! `quorate up`: creates a cluster on this machine without a file, through the same code as any other cluster.
 
 mod postgres;
 

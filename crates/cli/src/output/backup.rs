@@ -1,4 +1,4 @@
-//! Backups, for people and for scripts: what there is, what a verification found, what a prune would remove.
+//! Backups, for people and for scripts: the list, the result of a verification, and what a prune would remove.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,4 @@
-//! Steps of a plan, grouped: what is done alike for several members in a row is one entry with their names.
+//! Groups the steps of a plan: consecutive steps that are the same for several members become one entry with their names.
 
 use quorate_core::kinds::etcd::safety::Strength;
 use quorate_core::model::MemberName;

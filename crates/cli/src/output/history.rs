@@ -1,4 +1,4 @@
-//! The history of a cluster, for people: the runs of quorate, and below each its steps.
+//! The history of a cluster, for people: the runs of quorate, each with its steps.
 
 use jiff::Timestamp;
 use quorate_control::run::history::{Ending, Entry};

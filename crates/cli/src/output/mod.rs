@@ -1,4 +1,4 @@
-//! What is printed: data to stdout, messages to stderr. Rendering is pure and writes to text; only this file prints.
+//! Output: data to stdout, messages to stderr. Rendering is pure and writes to text; only this file prints.
 
 pub mod backup;
 pub mod block;

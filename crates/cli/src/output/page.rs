@@ -1,5 +1,5 @@
-//! Text for people with styles and hanging indents. It fits the terminal it is shown on: long lines wrap at spaces, and
-//! colour is added where the reader wants it. Nothing depends on colour alone, and text from outside cannot add any.
+//! Text for people, with styles and hanging indents. Long lines wrap at spaces to fit the terminal, and colour is
+//! optional. Nothing depends on colour alone, and foreign text cannot add colour.
 
 use std::fmt::Write;
 

@@ -1,5 +1,5 @@
-//! A plan in words and in JSON: what changes, each step with its reason, then what remains waiting or refused. Steps that
-//! are the same for several members stand together. One cluster after another, so a fleet need not fit in memory.
+//! A plan as text and as JSON: what changes, each step with its reason, then what is waited for or refused. Steps that
+//! are the same for several members are grouped. Clusters are rendered one at a time, so a fleet need not fit in memory.
 
 use std::fmt::Write;
 

@@ -1,5 +1,5 @@
-//! Progress of a run, on stderr. On a terminal each member has a line that is redrawn in place with its stage; elsewhere
-//! a line is written when a step begins and when it is done. It never delays the loop that it reports on.
+//! Progress of a run, on stderr. On a terminal each member has a line that is redrawn in place; elsewhere a line is
+//! written when a step begins and when it ends. It never delays the run.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, HashSet};

@@ -1,4 +1,4 @@
-//! The status of clusters, for people: a table, what ails whom, and one line of verdict.
+//! The status of clusters, for people: a table, the problems of each member, and a one-line verdict.
 
 mod postgres;
 

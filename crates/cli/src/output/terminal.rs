@@ -1,4 +1,4 @@
-//! What is known of the terminal: its width, and whether colour is wanted.
+//! The terminal: its width, and whether to use colour.
 
 use std::io::{self, IsTerminal};
 use std::os::fd::AsFd;

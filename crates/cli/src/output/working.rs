@@ -1,5 +1,5 @@
-//! What a backup or the preparation of a restore is doing, on stderr: on a terminal in one line that is redrawn, elsewhere a line when
-//! something else begins, and now and then while it lasts.
+//! Progress of a backup or of the preparation of a restore, on stderr: on a terminal one line that is redrawn, elsewhere a line for
+//! each stage and occasional updates.
 
 use std::io::IsTerminal;
 use std::mem::{Discriminant, discriminant};

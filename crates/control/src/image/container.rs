@@ -1,4 +1,4 @@
-//! The image of a system container: the files of the system, and what Incus is told of them, in one tarball.
+//! The image of a system container: the files of the system and Incus' metadata, in one tarball.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
-//! The disk: one ext4 file system over all of it, without partitions, so that it grows by nothing but being given more room; and
-//! extlinux in its first sectors, so that any BIOS boots it.
+//! The disk: one ext4 file system without partitions, so that it grows with the disk; and extlinux in its first sectors, so that
+//! any BIOS boots it.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
-//! `quorate image import`: the image of a system container or of a virtual machine goes to an Incus server or to OpenStack, under the
-//! versions that its manifest names.
+//! `quorate image import`: imports the image of a system container or virtual machine into an Incus server or OpenStack, named after
+//! the versions in its manifest.
 
 use std::fs;
 use std::io::Read;

@@ -1,5 +1,5 @@
-//! The first file system of a boot: busybox, the modules of virtio disks and networks, and a script that finds the root disk by its label. It
-//! does nothing else, so it is done in a fraction of a second even under software emulation.
+//! The initial file system of a boot: busybox, the modules of virtio disks and networks, and a script that finds the root disk by its
+//! label. It does nothing else, so it takes a fraction of a second even under software emulation.
 
 use std::fs;
 use std::path::Path;

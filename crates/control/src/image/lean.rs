@@ -1,5 +1,5 @@
-//! What a boot does without. A member needs disks, network and a console; the rest of what a system prepares in case somebody has a use
-//! for it takes longer than all of that, and under software emulation longer than etcd itself.
+//! What a boot leaves out. A member needs disks, network and a console. Everything else that a system usually prepares takes longer
+//! than that, and under software emulation longer than etcd itself.
 
 use std::fs;
 use std::os::unix::fs::symlink;

@@ -1,5 +1,5 @@
-//! What is in an image: every package with its version and the checksum under which Debian offers it, the agent, and the
-//! image's own version, which follows from these alone.
+//! The manifest of an image: every package with its version and Debian's checksum, the agent, and the image's own
+//! version, which is derived from these alone.
 
 use quorate_core::text::hex;
 use std::collections::BTreeMap;

@@ -1,7 +1,6 @@
-//! `quorate image build`: a small Debian image on which a machine is up without cloud-init. Everything is from packages; the
-//! agent's unit reads the seed disk itself. The image is one disk with a boot loader in it, so that a volume of it is all that a
-//! provider needs. Without an agent it is an image as clouds have it: cloud-init sets the machine up, and the agent comes from the
-//! seed disk.
+//! `quorate image build`: builds a small Debian image that needs no cloud-init. Everything comes from packages; the agent's unit
+//! reads the seed disk. The image is one disk with a boot loader, so a provider only needs a volume of it. Without an agent it is
+//! a standard cloud image: cloud-init sets the machine up, and the agent comes from the seed disk.
 
 mod container;
 mod disk;

@@ -1,4 +1,4 @@
-//! The system in the image: Debian's packages, and the few files that make it ours.
+//! The system in the image: Debian's packages, and a few files of quorate.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};

@@ -1,4 +1,4 @@
-//! The programs of this machine that a build needs.
+//! The programs that a build needs on this machine.
 
 use std::path::Path;
 use std::process::Command;

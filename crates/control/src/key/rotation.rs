@@ -1,8 +1,8 @@
-//! Rotation: a new identity is put before the one that was encrypted to, everything is encrypted to it, then the old one is
-//! dropped. A comment in the file says from which key to which, so that an interrupted rotation is continued and everything
-//! else in the file stays: comments, identities of other kinds, and those that this rotation does not replace.
+//! Rotation: a new identity is inserted before the current one, everything is encrypted to it, then the old one is dropped.
+//! A comment in the file names both keys, so an interrupted rotation continues, and everything else in the file stays:
+//! comments, identities of other kinds, and those that this rotation does not replace.
 //!
-//! The file is locked meanwhile. Two rotations at once would each drop the other's new key.
+//! The file is locked meanwhile, because two rotations at once would each drop the other's new key.
 
 use std::fs::{self, File};
 use std::io;

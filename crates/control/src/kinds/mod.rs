@@ -1,4 +1,4 @@
-//! What only one kind of cluster has: one module per kind. And proxies, which any kind can have.
+//! What only one kind of cluster has, one module per kind; and proxies, which any kind can have.
 
 pub mod etcd;
 pub mod postgres;

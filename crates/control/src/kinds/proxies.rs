@@ -1,4 +1,4 @@
-//! The status of proxies: machines of a cluster that only lead clients to its members.
+//! The status of proxies: machines of a cluster that only forward clients to its members.
 
 use jiff::SignedDuration;
 use quorate_core::model::{

@@ -1,4 +1,4 @@
-//! What can be wrong with a ledger, and the way back.
+//! Errors of a ledger, and their remedies.
 
 use std::io;
 use std::path::{Path, PathBuf};

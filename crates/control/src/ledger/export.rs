@@ -1,4 +1,4 @@
-//! The whole memory of a cluster in one encrypted file, to move it or to keep it safe. The age format: anyone with the
+//! A cluster's state in one encrypted file, to move it or to keep a copy. It uses the age format, so anyone with the
 //! key can open it with common tools.
 
 use std::io::{Read, Write};

@@ -1,5 +1,5 @@
-//! The lock: a lease in the ledger with a fencing number. It is taken and kept by the same conditional write as
-//! everything else, so a controller that slept through its lease finds out at its next write.
+//! The lock: a lease in the ledger with a fencing number. It is taken and renewed by the same conditional write as
+//! everything else, so a controller that missed its renewal finds out at its next write.
 
 use std::fs;
 use std::io;

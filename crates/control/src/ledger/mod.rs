@@ -1,7 +1,7 @@
-//! The ledger in a directory: one file per version, each created exclusively, so that two writers can never both succeed
-//! with the same version. A controller that loses that race has lost the lock too, and must stop.
+//! The ledger in a directory: one file per version, each created exclusively, so two writers never both succeed with the
+//! same version. A controller that loses this race has also lost the lock and must stop.
 //!
-//! The same conditional create exists in object stores, which is where a shared ledger will live.
+//! Object stores have the same conditional create, so a shared ledger can be stored there later.
 
 mod error;
 mod export;

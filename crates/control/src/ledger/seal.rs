@@ -1,7 +1,7 @@
 //! Secrets at rest. In a stored ledger each secret is a number, `sealed:3`, and all of them together are one age file in the field
-//! `sealed`, encrypted to the key of this home. Everything else stays readable, for people who look at what went wrong.
+//! `sealed`, encrypted to the key of this home. Everything else stays readable, for people who investigate a problem.
 //!
-//! Secrets change far less often than the ledger is written, so that an encrypted part is used again for as long as they are the same.
+//! Secrets change far less often than the ledger is written, so an encrypted part is reused until they change.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};

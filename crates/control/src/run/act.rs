@@ -1,5 +1,5 @@
-//! Acting: what the ledger must know is written first. Then each machine's steps are done in order, machines in parallel. Then the
-//! ledger records how they ended. One attempt each: what fails is decided again after the next observation.
+//! Acting: first the ledger records what it must know. Then the steps of each machine run in order, machines in parallel. Then the
+//! ledger records the results. Each step is tried once; after a failure, the next observation decides again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! The loop: look, decide, act, look again, until the cluster is settled or what remains is refused.
+//! The loop: observe, decide and act, until the cluster has converged or everything left is refused.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, HashMap};

@@ -1,4 +1,4 @@
-//! How a run, or a step of it, fails.
+//! Errors of a run, or of one of its steps.
 
 use std::io;
 use std::path::PathBuf;

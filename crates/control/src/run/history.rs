@@ -1,6 +1,7 @@
-//! The history of a cluster: every step that was ever begun, when, by whom, why, and how it ended. One line of JSON for each
-//! event, next to the ledger, appended with one write each; it travels with an export and goes with the cluster. No step is ever
-//! decided from it, and no secret is in it. A front follows it, and sends nobody to a member that is about to be stopped.
+//! The history of a cluster: every step that was ever begun, when, by whom, why, and how it ended. Each event is one line of
+//! JSON, appended with one write to a file next to the ledger. It is part of an export and is deleted with the cluster. No
+//! decision depends on it, and it contains no secret. A front follows it and sends no client to a member that is about to be
+//! stopped.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};

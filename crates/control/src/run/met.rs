@@ -1,4 +1,5 @@
-//! Meeting one agent: what it remembers of fencing numbers decides whether it is believed, and whether this ledger is the latest.
+//! The first contact with an agent. The fencing numbers that it remembers show whether to believe it, and whether this ledger is the
+//! latest.
 
 use jiff::Timestamp;
 use quorate_agent::client::{ClientError, Look};

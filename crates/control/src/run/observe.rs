@@ -1,4 +1,4 @@
-//! Looking: machines through the provider, members through their agents, all at once, each with a time limit.
+//! Observation: machines through the provider, members through their agents, all in parallel, each with a time limit.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};

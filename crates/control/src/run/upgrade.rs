@@ -1,4 +1,4 @@
-//! Upgrading the agent of one machine to this very program, over the agent's own port.
+//! Upgrades the agent of one machine to this program, over the agent's port.
 
 use std::collections::BTreeSet;
 use std::path::Path;

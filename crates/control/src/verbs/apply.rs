@@ -1,4 +1,4 @@
-//! `apply`: what the operator confirmed beyond the spec. Each confirmation is recorded with what is refused without it.
+//! `apply`: what the operator confirmed beyond the spec. Each confirmation is recorded with what would be refused without it.
 
 use quorate_core::model::{Consent, Ledger, Observation};
 use quorate_core::planner::{Plan, remember};

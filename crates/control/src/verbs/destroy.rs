@@ -1,4 +1,4 @@
-//! `destroy`: what must be true before a cluster is deleted, what the ledger says then, and what is left afterwards.
+//! `destroy`: the conditions for deleting a cluster, the ledger entry, and what is left afterwards.
 
 use std::fs;
 use std::io;

@@ -1,6 +1,6 @@
-//! What commands decide, without a terminal. A command is prepared here: what would be done, what is refused, what the operator has
-//! to confirm. The caller shows that, asks, and passes the change to a controller's run. The command line is one caller;
-//! a dashboard or a process that keeps clusters calls the same functions.
+//! The decisions of commands, without a terminal. A command is prepared here: what would be done, what is refused, what the
+//! operator has to confirm. The caller shows that, asks, and passes the change to a controller's run. The command line is one
+//! caller; a dashboard or a long-running process would call the same functions.
 
 pub mod apply;
 pub mod destroy;

@@ -1,4 +1,4 @@
-//! `passwords rotate`: new passwords for the users of a PostgreSQL cluster, its own and declared ones.
+//! `passwords rotate`: new passwords for the users of a PostgreSQL cluster, quorate's own and declared ones.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! `reboot`: machines reboot one after another, with their packages upgraded before if that is wanted. A reboot that has begun is
-//! continued; one that could not be completed is not begun.
+//! `reboot`: reboots machines one at a time, optionally after upgrading their packages. A reboot that has begun continues; one
+//! that could not be completed does not begin.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! `recover`: the majority is lost permanently. What can be recovered, and the confirmation under which it is.
+//! `recover`: permanent quorum loss. Shows what can be recovered, and records the confirmation.
 
 use quorate_core::kinds::etcd::safety::requests;
 use quorate_core::kinds::etcd::{Formation, RecoveryRequest};

@@ -1,5 +1,5 @@
-//! `replace`: a member gets another machine, with its data where that can be kept. A replacement that is under way is continued; one
-//! that could not be completed is not begun.
+//! `replace`: a member gets a new machine, with its data where that is possible. A replacement in progress continues; one that could
+//! not be completed does not begin.
 
 use quorate_core::model::{Consent, Ledger, MemberName, Observation};
 use quorate_core::planner::{Plan, UnsafeBecause, remember};

@@ -1,4 +1,4 @@
-//! `restore`: one snapshot, what it costs, and the confirmation under which every member is restored from it.
+//! `restore`: the snapshot, what would be lost, and the confirmation under which every member is restored from it.
 
 use quorate_backup::Trust;
 use quorate_backup::catalog::Catalog;

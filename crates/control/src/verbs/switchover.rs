@@ -1,4 +1,4 @@
-//! `switchover`: another member of a PostgreSQL cluster becomes the primary. Patroni does it; quorate decides whether it may be asked.
+//! `switchover`: another member of a PostgreSQL cluster becomes the primary. Patroni does it; quorate decides whether to ask it.
 
 use quorate_core::kinds::postgres::{Role, SwitchoverRequest};
 use quorate_core::model::{Consent, Ledger, MemberName, Observation};

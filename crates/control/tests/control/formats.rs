@@ -1,5 +1,5 @@
-//! Ledgers that an earlier quorate has written. Those of format 2 have settings of providers at their old places, those of format 3 what
-//! only etcd has. Those of format 4 do not say who wrote them.
+//! Ledgers that an earlier quorate has written. Format 2 has providers' settings in their old places, format 3 has etcd's. Format 4 does
+//! not say which version wrote it.
 
 use std::fs;
 use std::path::Path;

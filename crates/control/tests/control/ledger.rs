@@ -1,4 +1,4 @@
-//! The ledger on disk: two writers never both succeed, a dead holder's lock is taken at once, a living one's is not.
+//! The ledger on disk: two writers never both succeed; the lock of a dead holder is taken at once, that of a living one is not.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

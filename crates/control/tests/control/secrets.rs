@@ -1,4 +1,4 @@
-//! Secrets at rest: what is stored opens with the key alone, and nothing that is needed to open it is ever made again unasked.
+//! Secrets at rest: only the key opens what is stored, and a missing key is never silently created again.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
-//! How the agent reaches the etcd next to it: at which address and as whom. The connection is kept between requests and made
-//! again when certificates, password or address have changed.
+//! The agent's connection to the local etcd: its address and login. It is kept between requests and replaced when
+//! certificates, password or address change.
 
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex};

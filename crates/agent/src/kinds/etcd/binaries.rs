@@ -1,5 +1,5 @@
-//! etcd's programs: found on the machine, or fetched into a cache that many agents may share. Nothing is installed, nothing
-//! is unpacked before its checksum is right, and what is found is asked for its version.
+//! etcd's programs: found on the machine, or downloaded into a cache that many agents may share. Nothing is installed,
+//! nothing is unpacked before its checksum is verified, and every program that is found must report its version.
 
 mod archive;
 mod debian;

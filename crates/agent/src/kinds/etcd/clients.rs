@@ -1,4 +1,4 @@
-//! Who is connected to etcd now, as the kernel knows it.
+//! The clients that are connected to etcd now, according to the kernel.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;

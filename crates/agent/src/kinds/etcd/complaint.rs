@@ -1,5 +1,5 @@
-//! Why etcd ended, in its own words: the message of its last fatal or panicking line. etcd prints far more than that when it ends, such as Go's
-//! stack or its usage; none of it helps anyone who reads a status line.
+//! Why etcd exited: the message of its last fatal or panic line. etcd prints much more when it exits, such as Go's stack or its usage,
+//! which does not help in a status line.
 
 use std::path::Path;
 

@@ -1,5 +1,5 @@
-//! The way down to an older minor, by etcd's own procedure: it is announced, and etcd makes its data readable for the older
-//! release before any member runs it.
+//! Downgrades to an older minor version, by etcd's own procedure: the downgrade is announced, and etcd makes its data
+//! readable for the older release before any member runs it.
 
 use quorate_core::model::Version;
 use quorate_etcd::Error;

@@ -1,4 +1,4 @@
-//! What the agent reports of its etcd.
+//! What the agent reports about its etcd.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;

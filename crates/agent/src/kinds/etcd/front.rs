@@ -1,6 +1,6 @@
-//! A front on this machine: one address in front of the cluster. It is this program again, as a separate process that reads what it is told
-//! from files, and reads them again when they have changed: a configuration with other members disturbs no connection. It has no data, so
-//! it needs no orders to run: it runs wherever the config has it.
+//! A front on this machine: one address in front of the cluster. It is the same program in a separate process. It reads its settings from
+//! files, and again when they change; a change of members interrupts no connection. It has no data, so it runs wherever the configuration
+//! says, without orders.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,5 +1,5 @@
-//! etcd's reading calls, offered to the controller: root's certificate and password stay on this machine. What etcd says is
-//! passed on as it comes, a little at a time. The call to etcd ends as soon as nobody takes its answers any more.
+//! etcd's read calls, offered to the controller; root's certificate and password stay on this machine. Answers are passed
+//! on in pieces as they arrive. The call to etcd ends as soon as its answers are no longer read.
 
 use std::convert::Infallible;
 use std::pin::{Pin, pin};

@@ -1,5 +1,5 @@
-//! Starting and ending etcd, and wiping its data. The rules here are the last line of defence against two clusters of one
-//! name: data is what was expected, `new` is said on empty disks only, and lost data is never taken for a fresh machine.
+//! Starts and stops etcd, and wipes its data. The rules here are the last defence against two clusters with one name: the
+//! data must be what was expected, `new` is used on empty disks only, and lost data is never mistaken for a new machine.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;

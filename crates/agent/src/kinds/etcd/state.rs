@@ -1,4 +1,4 @@
-//! What the agent remembers of etcd.
+//! What the agent remembers about etcd.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! The etcd in which Patroni keeps its state, as far as the agent reads and clears it itself. The agent logs in as Patroni does.
+//! The etcd in which Patroni keeps its state, as far as the agent itself reads and clears it. The agent logs in like Patroni.
 
 use std::time::Duration;
 

@@ -1,8 +1,8 @@
-//! HAProxy on this machine: one port leads to the primary, one to replicas, as Patroni's REST API says over TLS. It has no data, so it needs no
-//! orders: it runs wherever the config has it.
+//! HAProxy on this machine: one port for the primary and one for replicas, chosen by Patroni's REST API over TLS. It has no data, so it
+//! runs wherever the configuration says, without orders.
 //!
-//! Other servers and settings are taken up by a reload. The previous process keeps its connections until they end. No server counts as
-//! healthy before it was checked: each start reads a file in which all are down, and a reload one with what the previous process knew.
+//! A reload applies changed servers and settings. The previous process keeps its connections until they end. No server counts as healthy
+//! before it was checked: a start reads a state file in which all servers are down, and a reload reads the state of the previous process.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};

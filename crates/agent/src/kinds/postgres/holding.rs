@@ -1,8 +1,8 @@
-//! Clients that wait while the primary changes: new ones in HAProxy's queue, and those of PgBouncer there.
+//! Holds clients while the primary changes: new ones in HAProxy's queue, and those of PgBouncer.
 //!
-//! Everybody who is held back is let through, whatever becomes of the controller: when it says so, or when the time is up. HAProxy may obey and
-//! not answer, or not even read what it is told. So the time begins before HAProxy is asked for anything, and HAProxy is asked to let clients
-//! through until it confirms that. A server whose health nobody asks for any more would keep its clients after it has lost the lead.
+//! Held clients are always released, whatever happens to the controller: on its order, or when the time is up. HAProxy may obey without
+//! answering, or not read the command at all. So the time starts before the first command to HAProxy, and the release is repeated until
+//! HAProxy confirms it. Otherwise a server whose health checks are paused would keep its clients after it is no longer the primary.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};

@@ -1,5 +1,5 @@
-//! Work on backups that can take hours. It is begun by one request and looked at by others, so a controller that goes away ends nothing. One
-//! at a time.
+//! Backup jobs, which can take hours. One request starts a job and others poll it, so it continues when the controller exits. One at a
+//! time.
 
 use std::net::IpAddr;
 use std::path::PathBuf;

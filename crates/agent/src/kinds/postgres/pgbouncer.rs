@@ -1,7 +1,7 @@
-//! PgBouncer on this machine: clients share connections to the primary, which it reaches through the HAProxy next to it. HAProxy knows the primary
-//! from Patroni, so PgBouncer needs no knowledge of it. It has no data, so it needs no orders: it runs wherever the config has it.
+//! PgBouncer on this machine: clients share connections to the primary, through the local HAProxy. HAProxy knows the primary from Patroni,
+//! so PgBouncer does not need to. It has no data, so it runs wherever the configuration says, without orders.
 //!
-//! Other users, passwords, sizes and certificates are taken up by a reload. While the primary is to move, PgBouncer is paused: transactions end,
+//! A reload applies changed users, passwords, sizes and certificates. While the primary moves, PgBouncer is paused: transactions complete,
 //! clients wait, and continue on the new primary.
 
 use std::collections::BTreeMap;

@@ -1,5 +1,5 @@
-//! The processes of Patroni and PostgreSQL on this machine. PostgreSQL outlives a Patroni that is killed, and the next Patroni takes it over;
-//! so nothing here ends it but an order.
+//! The processes of Patroni and PostgreSQL on this machine. PostgreSQL survives when Patroni is killed, and the next Patroni adopts it. So
+//! only an order stops it.
 
 use std::fs;
 use std::path::Path;

@@ -1,5 +1,4 @@
-//! SQL to the PostgreSQL of this machine, as its superuser. It needs the certificate of a member and the password, as everybody who logs in as
-//! the superuser does.
+//! SQL on the local PostgreSQL, as its superuser. It needs a member's certificate and the password, like any login as the superuser.
 
 use std::path::Path;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Patroni's REST API, as the Patroni of this machine serves it. It takes commands from clients with a certificate of the members' CA.
+//! The REST API of the local Patroni. It accepts commands from clients with a certificate of the members' CA.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

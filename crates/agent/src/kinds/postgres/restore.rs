@@ -1,4 +1,4 @@
-//! A restore of the cluster's data: first next to what is there, recovered and stopped; then put in its place by a rename. What was there is
+//! Restores the cluster's data: first next to the existing data, recovered and stopped; then renamed into its place. The previous data is
 //! kept next to it until the next restore.
 
 use std::fs;

@@ -1,4 +1,4 @@
-//! Patroni as a service of its machine: what its supervisor must know of it.
+//! Patroni as a service of its machine: what its supervisor needs to know.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! Starting and stopping Patroni, and with it PostgreSQL. Patroni is started on data that is as expected; on an empty disk only to clone the
-//! data of a living cluster, which an order must say.
+//! Starts and stops Patroni, and with it PostgreSQL. Patroni starts only on the expected data; on an empty disk only to clone a running
+//! cluster, on an explicit order.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

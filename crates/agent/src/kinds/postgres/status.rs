@@ -1,4 +1,4 @@
-//! What Patroni says of its PostgreSQL, in our words.
+//! Translates Patroni's report about its PostgreSQL into quorate's terms.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! What a restored etcd leaves open: Patroni promotes nobody until `sync` names who may be promoted. Each member reports how far its own log
-//! goes, and the one with all commits is ordered to name itself.
+//! Takeover after etcd was restored: Patroni promotes no member until `sync` names one. Each member reports the end of its own log, and the
+//! one with all commits is ordered to name itself.
 
 use std::time::Duration;
 

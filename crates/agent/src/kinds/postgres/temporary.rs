@@ -1,5 +1,5 @@
-//! A backup that is restored into a directory next to the data, and a temporary PostgreSQL that recovers it. Nobody reaches it but the agent, it
-//! stores no log, and it waits for no standby.
+//! Restores a backup into a directory next to the data and recovers it with a temporary PostgreSQL. Only the agent can connect to it, it
+//! archives no log, and it waits for no standby.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;

@@ -1,4 +1,4 @@
-//! `quorate backup create`: takes a full backup now, and proves it.
+//! `quorate backup create`: takes a full backup now and verifies it.
 
 use quorate_backup::manifest::{Manifest, Outcome};
 use quorate_control::kinds::etcd::backup::signing::with_key;

@@ -1,4 +1,4 @@
-//! `quorate backup list`, `verify` and `export`: what there is, whether it is good, and the way out.
+//! `quorate backup list`, `verify` and `export`.
 
 use jiff::Timestamp;
 use quorate_backup::catalog::{Catalog, Full};

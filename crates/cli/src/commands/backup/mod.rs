@@ -1,4 +1,4 @@
-//! `quorate backup`: makes, shows, proves and removes backups. Nothing here changes a cluster.
+//! `quorate backup`: takes, lists, verifies and removes backups. Never changes a cluster.
 
 mod create;
 mod look;

@@ -1,4 +1,4 @@
-//! `quorate backup` for clusters of PostgreSQL. pgBackRest takes the backups; the verbs are those of etcd's.
+//! `quorate backup` for PostgreSQL clusters. pgBackRest takes the backups; the commands are the same as for etcd.
 
 use jiff::Timestamp;
 use quorate_backup::Store;

@@ -1,4 +1,4 @@
-//! `quorate backup prune` and `rekey`: which backups stay, and who can open them.
+//! `quorate backup prune` and `rekey`: which backups are kept, and who can decrypt them.
 
 use std::collections::BTreeSet;
 

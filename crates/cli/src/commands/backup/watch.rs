@@ -1,4 +1,4 @@
-//! `quorate backup watch`: stays, until SIGINT or SIGTERM.
+//! `quorate backup watch`: runs until SIGINT or SIGTERM.
 
 use quorate_control::kinds::etcd::backup::{Vault, Watching, watch};
 use tokio::signal::unix::{SignalKind, signal};

@@ -1,4 +1,4 @@
-//! `quorate restore` for clusters of PostgreSQL: a backup, and the log on top of it up to a point.
+//! `quorate restore` for PostgreSQL clusters: a backup, and the log on top of it up to a point.
 
 use std::fmt::Write as _;
 

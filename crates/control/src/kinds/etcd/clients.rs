@@ -1,4 +1,4 @@
-//! For the operator's own clients: certificates for declared users, and the environment that etcdctl reads.
+//! For the operator's own clients: certificates for declared users, and the environment of etcdctl.
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};

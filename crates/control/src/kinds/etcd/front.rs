@@ -1,5 +1,5 @@
-//! What a front knows of the cluster behind it, from the ledger: where its members are, whom it trusts, and which member is about to be
-//! stopped. And the certificates that the front shows. They stay in its memory, end soon by themselves, and none is for root.
+//! What a front reads from the ledger: the addresses of members, the CAs, and which member is about to be stopped. Also the front's own
+//! certificates. They stay in memory, are short-lived, and none is for root.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;

@@ -1,4 +1,4 @@
-//! From steps that concern etcd to orders for agents.
+//! Translates etcd's steps into orders for agents.
 
 use quorate_agent::api::{Bootstrap, EtcdOrder, Order};
 use quorate_core::kinds::etcd::{Formation, Membership};

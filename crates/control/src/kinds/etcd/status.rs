@@ -1,4 +1,4 @@
-//! What `quorate status` shows: one cluster, in a shape that scripts can rely on.
+//! The status of one cluster, in a shape that scripts can rely on.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! What `psql` and `patronictl` must be told to reach a cluster.
+//! The settings with which `psql` and `patronictl` connect to a cluster.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
-//! The etcd cluster in which Patroni keeps its state. Its own ledger knows who uses it: the user, the password and the keys follow from
-//! that, so they are created, changed and removed like any other user of that cluster.
+//! The etcd cluster in which Patroni keeps its state. Its ledger records which clusters use it. From that follow the user, its password
+//! and its keys, which are created, changed and removed like any other user of that cluster.
 
 use std::collections::BTreeSet;
 use std::fs;

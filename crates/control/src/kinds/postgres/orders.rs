@@ -1,4 +1,4 @@
-//! From steps that concern PostgreSQL to orders for agents.
+//! Translates PostgreSQL's steps into orders for agents.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};

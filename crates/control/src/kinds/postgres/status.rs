@@ -1,4 +1,4 @@
-//! The status of a cluster of PostgreSQL.
+//! The status of a PostgreSQL cluster.
 
 use jiff::Timestamp;
 use quorate_core::kinds::postgres::{ArchiveSeen, CLIENT_PORT, Formation, PatroniStatus, PostgresFacts, Role};

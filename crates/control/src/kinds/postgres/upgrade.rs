@@ -1,4 +1,4 @@
-//! The way back from an upgrade to another major version: the data from before it, which a member keeps, replaces all data once more.
+//! The way back from a major version upgrade: restores all members from the previous data, which one member keeps.
 
 use quorate_core::kinds::postgres::{Previous, RestoreWish, parameters};
 use quorate_core::model::{Consent, Ledger};

@@ -1,6 +1,6 @@
-//! Taking and proving backups. One is taken from the member that can best be read; where that fails, from the next. Right after it is
-//! restored into a temporary etcd and compared with every member, then copied to the second destination, then noted in the ledger.
-//! Whatever fails half-way leaves what was there before.
+//! Takes and verifies backups. A backup is taken from the most suitable member, or from the next one if that fails. It is then
+//! restored into a temporary etcd, compared with every member, copied to the second destination and recorded in the ledger. A failure
+//! at any point leaves earlier backups unchanged.
 
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
-//! Backups as the controller does them: the crate `quorate_backup` does the work with the store, and is given the living cluster
-//! through its agents, etcd's programs for temporary clusters, and the spec's settings. No credential of a store and no secret key ever
-//! goes to a machine, and the ledger's lock is never taken: a backup disturbs nobody who changes the cluster meanwhile.
+//! The controller's side of backups. The crate `quorate_backup` does the work with the store; it gets access to the running cluster
+//! through its agents, etcd's programs for temporary clusters, and the spec's settings. No store credential and no secret key is ever
+//! sent to a machine. The ledger's lock is never taken, so a backup does not delay a change of the cluster.
 
 mod create;
 pub(crate) mod note;

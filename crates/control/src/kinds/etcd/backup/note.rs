@@ -1,4 +1,4 @@
-//! What the ledger remembers of backups, and what `status` makes of it without asking the store. `destroy` asks.
+//! What the ledger records about backups, and what `status` reports from that without contacting the store. `destroy` contacts it.
 
 use std::time::Duration;
 

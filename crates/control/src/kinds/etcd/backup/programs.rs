@@ -1,4 +1,4 @@
-//! etcd's programs for the temporary clusters in which backups are tried out: found or fetched as an agent does it, into the same cache.
+//! etcd's programs for the temporary clusters that verify backups: found or downloaded like an agent does, into the same cache.
 
 use std::path::Path;
 

@@ -1,6 +1,5 @@
-//! What comes before a restore: what is wanted becomes one proven snapshot in `$QUORATE_HOME/clusters/NAME/restore/`, and the ledger comes
-//! back from a backup where there is none here. Nothing that runs is touched: the restore itself is the planner's, once it is
-//! confirmed.
+//! The preparation of a restore: creates one verified snapshot in `$QUORATE_HOME/clusters/NAME/restore/`, and restores the ledger from a
+//! backup if there is none here. Touches no running member; after confirmation, the planner does the restore itself.
 
 use std::path::{Path, PathBuf};
 

@@ -1,5 +1,5 @@
-//! The key that signs a cluster's backups is in the ledger, and so is the knowledge of whom to believe. Nothing that is in a store
-//! says so itself. Without a ledger, the operator names the public half, or consents to continue unchecked.
+//! The key that signs a cluster's backups is in the ledger, and so are the keys to trust. A store cannot vouch for itself. Without
+//! a ledger, the operator names the public key, or consents to continue unchecked.
 
 use jiff::Timestamp;
 use quorate_backup::Trust;

@@ -1,5 +1,5 @@
-//! The living cluster, read through the agents of its members. One source speaks to one member; which one that is, is decided by looking:
-//! a healthy follower that is not behind disturbs clients least. If it is gone, another is looked for.
+//! The running cluster, read through its agents. One source reads one member. It prefers a healthy follower that does not lag, because
+//! reading it disturbs clients least. If that member fails, another one is chosen.
 
 use async_trait::async_trait;
 use futures_util::StreamExt;

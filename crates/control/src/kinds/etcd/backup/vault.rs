@@ -1,4 +1,4 @@
-//! From the spec's `backup` section to open stores. Credentials are read here, and go nowhere but to the store.
+//! Opens the stores of the spec's `backup` section. Credentials are read here and are sent to the store only.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

@@ -1,6 +1,6 @@
-//! `backup watch`: stays, records changes as they come, and takes a full backup when one is due. It continues through lost connections,
-//! replaced members, stores that are away and compactions; it ends when it is asked to, with all that it received stored, and when
-//! continuing makes no sense.
+//! `backup watch`: records changes as they happen, and takes full backups when they are due. It continues after lost connections,
+//! replaced members, unavailable stores and compactions. It exits on a signal, when everything received is stored, or when it cannot
+//! continue.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;

@@ -1,4 +1,4 @@
-//! The client certificates of control planes: kept while they are good, renewed with the same key, or issued with a new one.
+//! Client certificates of control planes: kept while they are valid, renewed with the same key, or issued with a new one.
 
 use std::path::Path;
 

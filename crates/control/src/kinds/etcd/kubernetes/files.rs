@@ -1,5 +1,5 @@
-//! A set of files that is written as one: every file is whole on disk before the first is put in place, and a file that is as it
-//! should be is not touched.
+//! Writes a set of files as a unit: every file is complete on disk before the first one is renamed into place, and unchanged
+//! files are not touched.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Write};

@@ -2,8 +2,8 @@
 //! kubeadm and kube-apiserver.
 //!
 //! Everything is written to a local directory, all at once, and only what differs. Renewal keeps the private key, so a renewed
-//! certificate is one file that is replaced in one instant. The spec is never edited: users that are missing are refused, with the
-//! lines to add.
+//! certificate is one file that is replaced atomically. The spec is never edited: if users are missing, the command is refused and
+//! prints the lines to add.
 
 mod certificates;
 mod files;

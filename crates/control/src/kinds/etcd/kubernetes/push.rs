@@ -1,8 +1,8 @@
-//! Delivery to control plane hosts with the operator's own ssh. A script travels over stdin and is read by `sh` on the host; no
-//! secret is in the arguments of any process, here or there.
+//! Delivers files to control plane hosts with the operator's own ssh. A script is sent over stdin and run by `sh` on the host; no
+//! process has a secret in its arguments.
 //!
-//! The first script only reports what is there. The second brings what differs: every file is written whole under a temporary name, and
-//! then renamed. It runs only if all of it arrived.
+//! The first script only reports which files exist. The second one sends what differs: it writes every file completely under a
+//! temporary name and then renames it. It runs only if it has arrived completely.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

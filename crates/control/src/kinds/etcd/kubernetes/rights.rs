@@ -1,4 +1,4 @@
-//! Whether kube-apiserver can use a cluster as its spec declares it: with which user, with which rights, and who compacts.
+//! Checks whether kube-apiserver can use a cluster as its spec declares it: the user, its permissions, and compaction.
 
 use quorate_core::kinds::etcd::spec::{Access, ClientAuth, CompactionMode, Keys, Permission};
 use quorate_core::model::{Ledger, Version};

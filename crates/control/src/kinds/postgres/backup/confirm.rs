@@ -1,4 +1,4 @@
-//! Whether the store still has the verified backup that the ledger notes.
+//! Checks whether the store still has the verified backup that the ledger records.
 
 use quorate_backup::postgres;
 use quorate_core::model::{BackupNote, Ledger};

@@ -1,4 +1,4 @@
-//! The members of a cluster, as far as they work on backups. What they do takes long: it is begun, and looked at until it has ended.
+//! Backup jobs on members. They take long, so they are started and then polled.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! Backups of PostgreSQL as the controller has them taken: pgBackRest on a member does the work, and the controller puts a signed manifest and
-//! the ledger next to each backup. The ledger's lock is never taken: a backup disturbs nobody who changes the cluster meanwhile.
+//! The controller's side of PostgreSQL backups: pgBackRest on a member does the work, and the controller puts a signed manifest and the
+//! ledger next to each backup. The ledger's lock is never taken, so a backup does not delay a change of the cluster.
 
 mod confirm;
 mod members;

@@ -1,5 +1,5 @@
-//! What comes before a restore of PostgreSQL: one backup is chosen, its manifest and its list of files are checked, and the ledger comes back
-//! from next to it where there is none here. Nothing that runs is touched: the restore itself is the planner's, once it is confirmed.
+//! The preparation of a PostgreSQL restore: chooses a backup, checks its manifest and its list of files, and restores the ledger from next
+//! to it if there is none here. Touches no running member; after confirmation, the planner does the restore itself.
 
 use jiff::Timestamp;
 use quorate_agent::api::Job;

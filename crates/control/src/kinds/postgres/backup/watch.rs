@@ -1,4 +1,4 @@
-//! `backup watch`: stays, and takes a backup when one is due. The log needs nobody to record it: PostgreSQL stores it itself.
+//! `backup watch`: takes a backup when one is due. It does not record the log, because PostgreSQL archives it.
 
 use std::time::Duration;
 
