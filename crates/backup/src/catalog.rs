@@ -1,6 +1,6 @@
-//! What there is in a store of one cluster, as far as names, sizes and manifests show: full backups, how far the changes on top of each
-//! lead, and what is visibly damaged. What only reading everything can find is for [`verify`](crate::verify). A backup without a
-//! manifest does not exist; its objects are leftovers.
+//! The contents of a store for one cluster, as far as names, sizes and manifests show: full backups, how far the changes on top of each
+//! reach, and visible damage. [`verify`](crate::verify) finds what only reading everything can find. A backup without a manifest does
+//! not exist; its objects are leftovers.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,4 @@
-//! Damage to what was stored, each kind by the object that has it, so that an operator knows what to look at and what else is still good.
+//! Damage to stored objects, each kind with the object concerned, so an operator knows what to check and what is still good.
 
 use crate::names::{BackupId, Span};
 

@@ -1,6 +1,7 @@
-//! Keys. Each full backup has a separate identity, to which it and the changes on top of it are encrypted; the identity itself is
-//! encrypted to the operator's recipients in an object next to it. So recipients come and go without the data being written again; one
-//! that is removed may have kept what it could read before. All of it is plain age: `age` and `zstd` open a backup without us.
+//! Keys. Each full backup has a separate identity, to which it and the changes on top of it are encrypted. An object next to the
+//! backup contains that identity, encrypted to the operator's recipients. So recipients can be added and removed without writing the
+//! data again; a removed one may have kept what it could read before. Everything is plain age: `age` and `zstd` open a backup without
+//! quorate.
 
 use std::io::{self, Read, Write};
 use std::str::FromStr;

@@ -1,7 +1,7 @@
-//! The second destination: what the first holds of this cluster is copied there, each backup's manifest last, so that it too never shows a
-//! backup that is not whole. Copying is what heals it as well, after it was away. Only what the cluster signed is copied, everything is
-//! compared with its digest on the way, and nothing that is whole in the second is replaced or deleted, whatever the first holds: who can
-//! write to the one must not reach the other through us.
+//! The second destination: everything that the first one has of this cluster is copied there, each backup's manifest last, so it never
+//! shows an incomplete backup. Copying also repairs it after an outage. Only objects that the cluster signed are copied, each is compared
+//! with its digest on the way, and nothing intact in the second destination is replaced or deleted, whatever is in the first: someone who
+//! can write to the first one must not reach the second one through quorate.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! The way of the bytes: compress, then encrypt, in pieces that a store takes; and back. It runs on a separate thread, parallel to the network,
-//! and holds a few pieces whatever the size of the whole. Also etcd's checksum at the end of a snapshot.
+//! The data path: compress, then encrypt, in pieces of the store's size; and back. It runs on a separate thread, parallel to the network,
+//! and keeps a few pieces in memory, whatever the total size. Also etcd's checksum at the end of a snapshot.
 
 use quorate_core::text::hex;
 use std::io::{self, Read, Write};

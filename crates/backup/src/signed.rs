@@ -1,6 +1,6 @@
-//! Signatures of manifests. Who can write to a store can put anything there, under any name and date; what this cluster made is known by
-//! its key alone. The signature covers the whole manifest, also what a later quorate adds to it, and with the digests in it all that the
-//! manifest describes.
+//! Signatures of manifests. Anyone who can write to a store can put anything there, under any name and date; only the signature shows
+//! what this cluster wrote. It covers the whole manifest, including fields that a later quorate adds, and, through the digests, all
+//! objects that the manifest describes.
 
 use jiff::{SignedDuration, Timestamp};
 use quorate_core::spec::Signer;

@@ -1,5 +1,5 @@
-//! The living cluster that backups are taken from, as far as they need it. All calls of one source go to one member, so that what one
-//! call has seen the next one sees too.
+//! The running cluster, as far as backups need it. All calls of one source go to one member, so a later call sees at least what an
+//! earlier one has seen.
 
 use std::pin::Pin;
 

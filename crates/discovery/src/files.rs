@@ -1,8 +1,8 @@
-//! The embedded store: one file per token, in a directory that one service has for itself. A registration is on disk before it is
-//! answered; files are replaced as a whole, so a crash leaves the old registry or the new one.
+//! The embedded store: one file per token, in a directory that only one service uses. A registration is on disk before it is answered.
+//! Files are replaced atomically, so a crash leaves the old registry or the new one.
 //!
-//! Tokens age by the time that services have run, counted with a clock that nobody can set. A machine whose clock jumps expires nothing
-//! early and keeps nothing for ever; while no service runs, nothing ages.
+//! Tokens age by the time that services have run, on a monotonic clock. A clock that jumps expires nothing early and keeps nothing
+//! forever; while no service runs, nothing ages.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};

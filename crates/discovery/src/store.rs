@@ -1,4 +1,4 @@
-//! Where registries are kept. The protocols know nothing else of it.
+//! Where registries are kept. The protocols know nothing else about it.
 
 use async_trait::async_trait;
 use tokio::sync::watch;

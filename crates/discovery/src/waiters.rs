@@ -1,4 +1,4 @@
-//! Who waits for changes of which token.
+//! Which clients wait for changes of which token.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -1,5 +1,5 @@
-//! quorate itself as a child process, followed line by line, so that it can be killed or stopped at any of them like any
-//! controller.
+//! quorate itself as a child process. Its output is followed line by line, so it can be killed or stopped at any line
+//! like any controller.
 
 use std::path::PathBuf;
 use std::process::Stdio;

@@ -1,4 +1,4 @@
-//! Faults of machines, and their undoing. A fault that lasts is undone when its `Harm` is dropped, however the drill ends.
+//! Faults of machines, and how to undo them. A lasting fault is undone when its `Harm` is dropped, however the drill ends.
 
 use std::fs::{self, File};
 use std::io::{self, Write};

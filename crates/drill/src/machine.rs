@@ -1,5 +1,5 @@
-//! The machines of a local cluster as faults see them: directories, processes and addresses. Only a drill looks at machines from
-//! outside like this; everything else goes through agents.
+//! The machines of a local cluster as faults see them: directories, processes and addresses. Only a drill accesses machines from
+//! outside like this; everything else uses agents.
 
 use std::fs::{self, File};
 use std::io::{self, Read};

@@ -1,5 +1,5 @@
-//! What was recorded in a drill, of a cluster of either kind. It is plain data, written as JSON lines, so that a verdict can be reached again
-//! from the file alone.
+//! The record of a drill, for a cluster of either kind. Plain data, written as JSON lines, so the verdict can be reached again from the
+//! file alone.
 
 use std::io::{self, BufRead, Write};
 

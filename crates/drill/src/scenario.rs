@@ -1,4 +1,4 @@
-//! The scenarios that a drill knows: a fault, where it strikes, and whether clients may notice. Those of each kind are listed in its room.
+//! The scenarios of a drill: a fault, its target, and what clients may notice. Each kind lists its own.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What must be so when a cluster of any kind has settled after a fault.
+//! The required final state of any cluster after a fault.
 
 use quorate_core::model::Stamp;
 use serde::Serialize;

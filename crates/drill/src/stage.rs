@@ -1,5 +1,5 @@
-//! One scenario as it is played: what is prepared, what strikes and when, how the cluster is brought back, and what is put
-//! away afterwards. What differs between kinds of clusters is behind [`Scene`].
+//! Runs one scenario: prepares it, causes the fault, repairs the cluster, and cleans up. [`Scene`] has what differs
+//! between kinds of clusters.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! Leases: keys that go away unless someone keeps them.
+//! Leases: keys that are deleted unless a client keeps them alive.
 
 use std::time::Duration;
 

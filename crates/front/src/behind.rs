@@ -1,5 +1,5 @@
-//! What is known of the cluster behind the front, from its ledger or, on a machine of the cluster, from what the agent was told; and the
-//! certificates that follow from it. Exchanged as a whole when that changes, and before a certificate ends.
+//! What a front knows about its cluster, from the ledger or, on a machine of the cluster, from the agent; and the certificates that
+//! follow from it. Replaced as a whole when that changes, and before a certificate expires.
 
 use std::collections::HashSet;
 use std::net::IpAddr;

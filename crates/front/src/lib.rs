@@ -1,8 +1,8 @@
-//! One address in front of a cluster of etcd. gRPC is passed through to a member that serves, with TLS from end to end; REST is served
-//! here, for clients that show a certificate or a password.
+//! One address in front of an etcd cluster. gRPC is passed through to a member that serves, with TLS from end to end. REST is served
+//! here, for clients with a certificate or a password.
 //!
-//! It promises that nobody gets more through it than from etcd itself: it has no rights in etcd, and never acts as root. It changes
-//! nothing in the cluster or in its ledger, so any number of fronts can run, and each can be killed at any time.
+//! It promises that no client gets more access through it than from etcd itself: it has no permissions in etcd, and never acts as
+//! root. It changes nothing in the cluster or in its ledger, so any number of fronts can run, and each can be killed at any time.
 
 mod behind;
 mod gateway;

@@ -1,7 +1,7 @@
-//! A front on a machine of the cluster. Its agent writes what it needs to know into files, and it reads them again when they have changed.
-//! There is no ledger and no key of a CA here, so nobody can be acted for who has only a certificate.
+//! A front on a machine of the cluster. Its agent writes the settings into files, and the front reads them again when they change. There
+//! is no ledger and no CA key here, so it cannot act for clients that have only a certificate.
 //!
-//! What cannot be read or makes no sense leaves everything as it is, and is said once.
+//! If a file cannot be read or is invalid, the front keeps its settings and logs it once.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;

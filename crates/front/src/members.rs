@@ -1,5 +1,5 @@
-//! The members behind the front: which of them serve, who leads, and to whom the next connection goes. Each is asked every second, over
-//! a connection that names nobody, so nothing here has any rights in the cluster.
+//! The members behind the front: which of them serve, which one leads, and which one gets the next connection. Each is probed every
+//! second, over a connection without a user, so the probe has no permissions in the cluster.
 
 use std::collections::BTreeSet;
 use std::io;

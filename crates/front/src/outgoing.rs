@@ -1,5 +1,5 @@
-//! Large answers, and lines of watches. What is sent stays in memory until its client has read it, so all together have a bounded part of
-//! the memory, and a client has a bounded time. Answers of etcd are counted in the same room while they come.
+//! Limits large answers and watch events. They stay in memory until the client has read them, so all of them together have a memory
+//! limit, and each client has a time limit. Incoming answers of etcd count against the same limit.
 
 use std::io;
 use std::sync::Arc;

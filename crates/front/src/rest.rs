@@ -1,5 +1,5 @@
-//! REST: `/health`, `/version`, etcd's v3 API as JSON, and its v2 API. Every request has a size and a time, and all together have a
-//! bounded part of the memory. What a client sends is never passed on as it is: it becomes a call of gRPC, or is refused.
+//! REST: `/health`, `/version`, etcd's v3 API as JSON, and its v2 API. Every request has limits on size and time, and all together
+//! share a memory limit. A client's bytes are never passed on as they are: a request becomes a gRPC call, or is refused.
 
 use std::convert::Infallible;
 use std::io;

@@ -1,4 +1,4 @@
-//! Forms in queries and bodies, as Go reads them: what is not well-formed is an error with Go's words. Pure.
+//! Forms in queries and bodies, parsed like Go's: malformed input is an error with Go's text. Pure.
 
 /// The fields of body and query; those of the body come first.
 #[derive(Debug, Default, PartialEq, Eq)]

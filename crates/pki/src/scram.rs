@@ -1,4 +1,4 @@
-//! What PostgreSQL stores of a password: enough to check it, not enough to log in with (RFC 5802, RFC 7677).
+//! PostgreSQL's password verifiers: enough to check a password, not enough to log in with (RFC 5802, RFC 7677).
 
 use std::num::NonZeroU32;
 

@@ -1,4 +1,4 @@
-//! Names of data that outlives the machine it was made for: `MEMBER.INCARNATION.FENCE`.
+//! Names of data that outlives its machine: `MEMBER.INCARNATION.FENCE`.
 
 /// For which incarnation, and under which fencing number, data was made for this member. Earlier versions named it after the member alone.
 pub(crate) fn made_for(name: &str, member: &str) -> Option<(u64, u64)> {

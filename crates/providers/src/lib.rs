@@ -1,5 +1,5 @@
-//! Providers: where machines are made. A provider knows machines and their marks, nothing of etcd; it never touches
-//! what does not bear this cluster's mark.
+//! Providers, which create machines. A provider knows machines and their marks, and nothing about etcd; it never
+//! touches anything without this cluster's mark.
 
 mod aws;
 mod fat;

@@ -1,4 +1,4 @@
-//! What security groups let in, for every cloud: the list that the machines' own firewall is rendered from, as rules.
+//! The rules of security groups, for every cloud: rendered from the same list as the machines' own firewall.
 
 use std::collections::BTreeSet;
 

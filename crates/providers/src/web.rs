@@ -1,4 +1,4 @@
-//! What requests to clouds have in common: how failed ones are repeated, and how texts are escaped.
+//! Shared by requests to clouds: retries after failures, and escaping of text.
 
 use std::net::IpAddr;
 use std::time::Duration;

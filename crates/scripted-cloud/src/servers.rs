@@ -1,4 +1,4 @@
-//! Servers: they get the ports and the volumes that they were created with, and let go of them when they are deleted.
+//! Servers: they get their ports and volumes when they are created, and release them when they are deleted.
 
 use serde_json::{Value, json};
 

@@ -1,5 +1,5 @@
-//! What can go wrong with a store, sorted by what an operator does about it. S3 servers tell their refusals apart by a code in the
-//! body more than by the HTTP status, and the same trouble has several codes, so the code decides and the status is the fallback.
+//! Errors of a store, sorted by what an operator does about them. S3 servers distinguish errors by a code in the body more than by
+//! the HTTP status, and one problem has several codes, so the code decides and the status is the fallback.
 
 use std::error::Error as StdError;
 use std::io;

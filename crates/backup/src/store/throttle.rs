@@ -1,4 +1,4 @@
-//! A bound on how fast bytes go out, shared by all that is sent to one store.
+//! A bandwidth limit, shared by all uploads to one store.
 
 use std::time::Duration;
 

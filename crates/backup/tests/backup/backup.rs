@@ -1,4 +1,4 @@
-//! Full backups of a real etcd in a directory: taken, verified, brought back, given new keys, removed, copied.
+//! Full backups of a real etcd in a directory: taken, verified, restored, encrypted to other recipients, removed, copied.
 
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,4 +1,4 @@
-//! Which backup leads to what is wanted, where it is not simply the latest: in a store that holds manifests and segments made manually.
+//! The choice of a backup where it is not simply the latest, in a store with manually created manifests and segments.
 
 use jiff::Timestamp;
 use quorate_backup::catalog::Catalog;

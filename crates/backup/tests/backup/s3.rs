@@ -1,4 +1,4 @@
-//! The same against a real S3 server, SeaweedFS, started here; and against one that behaves badly, written here.
+//! The same with a real S3 server, SeaweedFS, which the test starts, and with a misbehaving one, which is part of the test.
 
 use std::fs;
 use std::io::{Read, Write};

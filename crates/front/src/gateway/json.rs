@@ -1,5 +1,5 @@
-//! JSON to the bytes of a message, and back, by the table of its fields. As protobuf's JSON is defined: bytes in base64, numbers of 64
-//! bits as text, enums by name, and what has no value left out.
+//! Converts between JSON and the bytes of a message, by the table of its fields. Follows protobuf's JSON mapping: bytes in base64,
+//! 64-bit numbers as text, enums by name, and empty fields left out.
 
 use base64::Engine;
 use base64::alphabet;

@@ -1,4 +1,4 @@
-//! What somebody may send who means no good, and what a process may leave behind when it is killed.
+//! Malicious requests, and what a killed process may leave behind.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Certificates and keys that an operator made elsewhere: every problem is found, and all at once.
+//! User-provided certificates and keys: all problems are found at once.
 
 use jiff::Timestamp;
 use quorate_pki::{

@@ -1,4 +1,4 @@
-//! Authorities that quorate makes, and what they sign, seen by OpenSSL.
+//! Authorities that quorate creates and the certificates they sign, as OpenSSL sees them.
 
 use jiff::SignedDuration;
 use quorate_pki::{

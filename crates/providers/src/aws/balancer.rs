@@ -1,5 +1,5 @@
-//! The Network Load Balancer in front of etcd: with a listener that passes TLS through, and a target group whose members are addresses. Both
-//! have a name that has the cluster's ID in it, because Elastic Load Balancing finds by name; that they are the cluster's, their tags say.
+//! The Network Load Balancer in front of etcd, with a listener that passes TLS through, and a target group of addresses. The names of both
+//! contain the cluster's ID, because Elastic Load Balancing looks up by name; their tags are their mark.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;

@@ -1,4 +1,4 @@
-//! Calls about instances: their list, their power, their console, and what AWS says of their health.
+//! Calls about instances: list, power, console, and AWS' status checks.
 
 use std::time::{Duration, Instant};
 

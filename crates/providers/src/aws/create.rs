@@ -1,6 +1,6 @@
-//! How an instance is created: everything is checked first; then its interface and its data volume are made, then the instance as a draft,
-//! and when it runs and has its volume it becomes a machine. The interface is what stops a controller that was suspended: the next one has
-//! deleted it or uses it, and an interface belongs to one instance.
+//! Creates an instance: everything is checked first; then its interface and its data volume are created, then the instance as a draft.
+//! When it runs and has its volume, it becomes a machine. The interface stops a controller that was suspended: the next one has deleted or
+//! used it, and an interface belongs to one instance.
 
 use std::borrow::Cow;
 

@@ -1,8 +1,8 @@
 //! The provider `aws`: instances of EC2 with network interfaces and volumes, over its query protocol.
 //!
-//! An instance is created last and deleted first, because what it uses cannot be created after it or deleted before it. So everything has a
-//! mark in its tags. What a killed controller leaves is a draft, or an interface or a volume without an instance, and the next controller
-//! deletes it.
+//! An instance is created last and deleted first, because the resources that it uses must exist before it and after it. So each of them has
+//! a mark in its tags. A killed controller leaves a draft, or an interface or a volume without an instance, and the next controller deletes
+//! it.
 
 mod balancer;
 mod compute;

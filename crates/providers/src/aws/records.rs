@@ -1,8 +1,8 @@
-//! Records of Route53: one name that leads to the load balancer, or names that lead to members, with what etcd's `--discovery-srv` reads.
+//! Records of Route53: one name for the load balancer, or names for members, with the SRV records of etcd's `--discovery-srv`.
 //!
-//! Records have no tags. A text next to them says whose they are, and which of them. Route53 carries out all changes of one request or none:
-//! the text changes with the records, what should be new must not exist, and what is deleted must be as it was read. So nothing of anybody
-//! else's is overwritten, whatever happens between a look and a change, and no interruption leaves half of it.
+//! Records have no tags. A TXT record next to them names their owner and lists them. Route53 carries out all changes of one request or
+//! none: the TXT record changes with the others, a new record must not exist yet, and a deleted one must be as it was read. So records of
+//! other owners are never overwritten, whatever happens between reading and writing, and an interruption leaves no partial change.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;

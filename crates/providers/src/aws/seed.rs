@@ -1,5 +1,5 @@
-//! User data: all that an instance is told, for cloud-init, for Ignition or for the agent itself. Every process on the instance can read it, so the only secret in
-//! it is the enrolment token, which is bound to the first key and expires.
+//! User data: all settings of a new instance, for cloud-init, for Ignition or for the agent itself. Every process on the instance can read
+//! it, so the only secret in it is the enrolment token, which is bound to the first key and expires.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;

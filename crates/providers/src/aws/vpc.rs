@@ -1,6 +1,6 @@
-//! A VPC that quorate makes: a subnet in each zone, an internet gateway, and where the spec says so a NAT gateway. Their tags are their mark.
-//! What is missing is made again by the next run, at whichever call the last one ended. Calls that take no client token can make a thing
-//! twice: then one is used and the others are deleted.
+//! A VPC that quorate creates: a subnet in each zone, an internet gateway, and a NAT gateway if the spec asks for one. Their tags are their
+//! mark. The next run creates what is missing, wherever the last one stopped. Calls without a client token can create a resource twice:
+//! then one is used and the others are deleted.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! How an instance is created: everything is checked first, then a draft is made, its files are written, and only then it becomes a
+//! Creates an instance: everything is checked first, then a draft is created and its files are written. Only then does it become a
 //! machine.
 
 use std::borrow::Cow;

@@ -1,4 +1,4 @@
-//! The network of instances: what Incus knows of it, and which addresses are free there.
+//! The network of instances: its settings in Incus, and its free addresses.
 
 use std::net::IpAddr;
 

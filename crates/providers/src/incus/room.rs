@@ -1,5 +1,5 @@
-//! Whether there is room for the machines that the cluster still lacks: in the storage pool, and within the limits of the project. They
-//! are counted together, so that the first one is refused and not the last.
+//! Checks whether the storage pool and the project's limits have room for all machines that the cluster still lacks. They are counted
+//! together, so the first one is refused instead of the last.
 
 use std::borrow::Cow;
 

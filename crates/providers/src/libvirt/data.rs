@@ -1,6 +1,6 @@
-//! Data volumes, which may outlive the machine that they were made for. The name of each bears the incarnation of that machine and the
-//! fencing number of the controller that made it. libvirt knows no fence: a controller that sleeps inside a call and wakes late can
-//! then delete only what it has meant, and never what its successor has made.
+//! Data volumes, which may outlive their machine. The name of each contains the incarnation of that machine and the fencing number of
+//! the controller that created it. libvirt has no fencing: a controller that was suspended inside a call can then delete only the
+//! volume that it meant, and never one that its successor created.
 
 use super::domain::Volume;
 use super::hypervisor::{DATA_SUFFIX, Hypervisor, PREFIX};

@@ -1,5 +1,5 @@
-//! A machine as libvirt knows it: a domain. It carries quorate's mark as metadata, and from the mark follows all that belongs to
-//! it, so that what exists is found by looking.
+//! A machine as libvirt knows it: a domain. Its metadata is quorate's mark, which names everything that belongs to it, so
+//! existing resources can be found.
 
 use std::net::IpAddr;
 use std::path::PathBuf;

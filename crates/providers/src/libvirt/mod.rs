@@ -1,5 +1,5 @@
-//! The provider `libvirt`: virtual machines on one host or on several, each with its own libvirt. A host that cannot be reached
-//! hides its machines, and none of the others.
+//! The provider `libvirt`: virtual machines on one or several hosts, each with its own libvirt. If a host cannot be reached,
+//! only its own machines are hidden.
 
 mod data;
 mod domain;

@@ -1,4 +1,4 @@
-//! libvirt, spoken to through `virsh`: no shell in between, and what it complains about told in our own words.
+//! Controls libvirt through `virsh`, without a shell, and translates its errors.
 
 use std::path::PathBuf;
 use std::process::Stdio;

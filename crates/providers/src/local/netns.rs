@@ -1,8 +1,9 @@
-//! Hosts of their own for local machines: each is in a network namespace, and all of a cluster hang on one bridge, which is
-//! in a namespace too, the cluster's hub. A cluster of PostgreSQL hangs on the hub of its etcd cluster. Nothing is added to the host's own network, so nothing can leave by mistake.
+//! Network namespaces for local machines: one for each machine, connected to one bridge per cluster, which is in a namespace too, the
+//! cluster's hub. A PostgreSQL cluster uses the hub of its etcd cluster. Nothing is added to the host's own network, so no traffic can
+//! leave.
 //!
-//! All names follow from a machine's mark: whatever an interrupted call left is found, and used or removed, by the next.
-//! From the hub the controller and clients reach every member, and there a member can be cut off or slowed down.
+//! All names follow from a machine's mark, so the next call finds, uses or removes whatever an interrupted one left. From the hub the
+//! controller and clients reach every member, and a member can be cut off or slowed down.
 
 use std::fs;
 use std::io::{self, Write};

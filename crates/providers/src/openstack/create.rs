@@ -1,6 +1,6 @@
-//! How a server is created: everything is checked first; then its volumes and its port are made, then the server as a draft, and when it
-//! runs it becomes a machine. The port is what stops a controller that was suspended: the next one has deleted it, and without it no
-//! server can be created.
+//! Creates a server: everything is checked first; then its volumes and its port are created, then the server as a draft. When it runs,
+//! it becomes a machine. The port stops a controller that was suspended: the next one has deleted it, and without it no server can be
+//! created.
 
 use std::borrow::Cow;
 use std::net::IpAddr;

@@ -1,5 +1,5 @@
-//! Floating IPs: those that quorate makes belong to a member, not to a server, so a replaced member keeps its own. Their description is their
-//! mark. Those of the operator are only led to the member's port.
+//! Floating IPs: those that quorate creates belong to a member, not to a server, so a replaced member keeps its own. Their description is
+//! their mark. Existing ones of the operator are only assigned to the member's port.
 
 use std::net::IpAddr;
 

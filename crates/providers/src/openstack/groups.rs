@@ -1,5 +1,5 @@
-//! Security groups that quorate makes: what they let in is the list that the machines' own firewall is rendered from. Their description is
-//! their mark. They have exactly these rules: one that somebody deleted is made again, and one that somebody added is deleted.
+//! Security groups that quorate creates: they allow the same connections as the machines' own firewall. Their description is their mark.
+//! They have exactly these rules: a deleted one is created again, and an additional one is deleted.
 
 use std::collections::BTreeSet;
 

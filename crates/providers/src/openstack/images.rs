@@ -1,8 +1,8 @@
 //! Images in Glance: uploaded once, found by the digest in their properties, private, and deleted when there are newer ones and no server
 //! was created from them.
 //!
-//! What is there decides what is done next. So an upload that was interrupted, or whose answer was lost, is continued by the next attempt
-//! or the next run, and nothing is there twice.
+//! Every attempt begins by looking at what exists. So the next attempt or the next run continues an upload that was interrupted, or whose
+//! answer was lost, and nothing is uploaded twice.
 
 use std::collections::BTreeSet;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! One list of servers for many clusters. Where clusters are only looked at, one after the other, the first is listed by its tag, and from the
-//! second on all of them by one list of the project. A cluster that acts never uses it: it looks for itself.
+//! One list of servers for many clusters. When several clusters are only observed, the first one is listed by its tag, and the others by
+//! one list of the whole project. A cluster that is being changed never uses it and makes its own requests.
 
 use std::collections::BTreeSet;
 use std::rc::Rc;

@@ -1,8 +1,8 @@
 //! The provider `openstack`: servers with ports and volumes, over the REST APIs of a cloud.
 //!
-//! A server is created last and deleted first, because what it uses cannot be created after it or deleted before it. So everything has a
-//! mark: servers and volumes in their metadata, ports in their description, a server group in its name. What a killed controller leaves
-//! is a draft, or a port or a volume without a server, and the next controller deletes it.
+//! A server is created last and deleted first, because the resources that it uses must exist before it and after it. So each of them has
+//! a mark: servers and volumes in their metadata, ports in their description, a server group in its name. A killed controller leaves a
+//! draft, or a port or a volume without a server, and the next controller deletes it.
 
 mod catalogue;
 mod compute;

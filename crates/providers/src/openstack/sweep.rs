@@ -1,5 +1,5 @@
-//! Deleting: a server with what was created for it, and what interrupted runs have left. A port is deleted only if no server has it, whatever
-//! lists of servers show: without its port a member is cut off, and Neutron lets anybody delete the port of a running server.
+//! Deletes a server with everything that was created for it, and leftovers of interrupted runs. A port is deleted only if no server has it,
+//! whatever lists of servers show: without its port a member is cut off, and Neutron allows deleting the port of a running server.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! What is deleted, and what is not, whatever a cloud answers.
+//! What is deleted and what is not, whatever a cloud answers.
 
 use std::rc::Rc;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! Runs against a scripted cloud that is in trouble: servers that are not built, an API that is away, answers that come late or are put
-//! off. The cloud keeps records, so what counts is what is there afterwards.
+//! Runs on a scripted cloud in trouble: servers that are not built, an unavailable API, late and deferred answers. The cloud keeps
+//! records, so the tests check its final state.
 
 use std::collections::BTreeSet;
 use std::net::TcpListener;

@@ -1,6 +1,6 @@
-//! What happened in a drill, as it was recorded: every operation of every client with its moments and its answer, what the watches
-//! showed, what was read at the end, and the faults and steps in between. It is plain data, written as JSON lines, so that a verdict
-//! can be reached again from the file alone.
+//! The recorded history of a drill: every operation of every client with its times and its answer, the events of the watches, the
+//! final reads, and the faults and steps in between. Plain data, written as JSON lines, so the verdict can be reached again from the
+//! file alone.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,5 +1,5 @@
 //! The workload: clients that put, get, swap and delete a few shared keys through all endpoints, a lease that is kept alive, and watches
-//! of all of it.
+//! of all keys.
 //!
 //! Everything is below one prefix and is removed at the end. It records and does not judge.
 

@@ -1,5 +1,5 @@
-//! What happened in a drill of PostgreSQL, as it was recorded: every transaction of every client with its moments and its answer, what
-//! sessions on replicas read, which members were writable when, what was read at the end, and the faults and steps in between.
+//! The recorded history of a PostgreSQL drill: every transaction of every client with its times and its answer, reads of sessions on
+//! replicas, which members were writable when, the final reads, and the faults and steps in between.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! Where clients can connect now, and as whom: members and proxies come and go, and passwords change.
+//! Where clients can connect now, and as which user: members and proxies change, and so do passwords.
 
 use std::net::SocketAddr;
 

@@ -1,5 +1,5 @@
-//! The workload of PostgreSQL: clients that append rows and transfer balances, through the connection string with all hosts and, where
-//! there is HAProxy, every second one through that; readers with sessions on replicas, and an observer of each member that asks whether it is
+//! The workload of PostgreSQL: clients that append rows and transfer balances, through a connection string with all hosts or, if there is
+//! HAProxy, every second one through that; readers with sessions on replicas; and an observer of each member that checks whether it is
 //! writable.
 //!
 //! Everything is in one schema and is removed at the end. It records and does not judge.

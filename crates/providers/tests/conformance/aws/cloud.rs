@@ -1,4 +1,4 @@
-//! The API of AWS as the tests themselves see it: moto's server, without the rules that the proxy adds.
+//! The API of AWS as the tests themselves use it: moto's server, without the rules that the proxy adds.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;

@@ -1,4 +1,4 @@
-//! The cloud as the tests themselves see it, and a proxy between it and a provider.
+//! The cloud as the tests themselves use it, and a proxy between it and a provider.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;

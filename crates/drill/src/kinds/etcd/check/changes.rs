@@ -1,5 +1,5 @@
-//! Every change that happened, by revision: as the watches showed it, and as the clients were told. Each must have its operation, and
-//! each operation at most one.
+//! Every change that happened, by revision: according to the watches, and according to the clients' answers. Each change must have an
+//! operation, and each operation at most one change.
 
 use std::collections::BTreeMap;
 

@@ -1,9 +1,9 @@
-//! The checker: decides from a recorded history alone whether etcd kept its promises. Pure, and without mercy: what it cannot explain
-//! is a violation, and names the operations.
+//! The checker: decides from a recorded history alone whether etcd kept its promises. Pure and strict: anything it cannot explain is
+//! a violation, and it names the operations.
 //!
-//! etcd gives every write a separate revision, and every answer the revision at which it was true. So the order to be checked is
-//! known, and no search is needed: the history is linearizable when that order agrees with real time and with everything that was
-//! read. A write without an answer is settled by the watches: it happened at the revision where they show its value, or not at all.
+//! etcd gives every write a separate revision, and every answer the revision at which it was true. So the order is known, and no
+//! search is needed: the history is linearizable if that order agrees with real time and with every read. The watches decide about a
+//! write without an answer: it happened at the revision where they show its value, or not at all.
 
 mod changes;
 mod order;

@@ -1,4 +1,4 @@
-//! Histories that are good, and the same with one thing wrong, which must be found and told with the operations that show it.
+//! Good histories, and the same with one error, which the checker must find and report with its operations.
 
 use std::collections::BTreeMap;
 

@@ -1,9 +1,9 @@
-//! The checker: decides from a recorded history alone whether a cluster of PostgreSQL kept its promises. Pure: what it cannot explain is a
-//! violation, and names the transactions.
+//! The checker: decides from a recorded history alone whether a PostgreSQL cluster kept its promises. Pure: anything it cannot explain is
+//! a violation, and it names the transactions.
 //!
-//! Every transaction that writes leaves one row with a unique value, in the same transaction as all else that it does. So what happened
-//! is known from the rows that are there at the end: one for each that was acknowledged, none for each that was aborted, and one or none
-//! where the answer was lost. Each promotion begins another timeline, which distinguishes the primaries.
+//! Every transaction that writes also inserts one row with a unique value. So the rows at the end show what happened: one for each
+//! acknowledged transaction, none for each aborted one, and one or none if the answer was lost. Each promotion begins another timeline,
+//! which distinguishes the primaries.
 
 mod end;
 mod primaries;

@@ -1,4 +1,4 @@
-//! A good history passes; each damaged one is refused, for the reason it was damaged for.
+//! A good history passes; each damaged one is refused for the right reason.
 
 use super::*;
 use crate::kinds::postgres::history::{
