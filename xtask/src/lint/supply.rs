@@ -1,6 +1,6 @@
-//! Checks dependencies by `deny.toml`: licences, banned and doubled crates, and where crates come from. The file is cargo-deny's and
-//! means here what it means there. cargo-deny itself is not run: it is in no registry as a program that works with today's cargo,
-//! and to compile it takes longer than to compile quorate.
+//! Checks dependencies against `deny.toml`: licences, banned and duplicate crates, and sources. The file has cargo-deny's format and
+//! meaning. cargo-deny itself is not run: no registry has a build that works with current cargo, and compiling it takes longer than
+//! compiling quorate.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -1,5 +1,5 @@
-//! How many tests run side by side. Tests on clusters mostly wait, so a fixed number either leaves the machine idle or starves
-//! clusters that have to answer in time. Instead another test starts whenever the processors had time left over.
+//! How many tests run in parallel. Tests on clusters mostly wait, so a fixed number either leaves the machine idle or starves
+//! timing-sensitive clusters. Instead another test starts whenever the processors had time left.
 
 use std::fs;
 use std::time::{Duration, Instant};

@@ -1,5 +1,4 @@
-//! Runs jobs side by side, each in a process. Those that only compute give way to those that wait for clusters: they use what time
-//! of the processors is left over.
+//! Runs jobs in parallel, each in a process. Those that only compute run at a lower priority than those that wait for clusters.
 
 use std::fs::{self, File};
 use std::os::unix::process::CommandExt;

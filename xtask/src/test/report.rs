@@ -1,4 +1,4 @@
-//! What people read of a run: a line per job, everything that a failed test printed, the slowest tests, and the time of each step.
+//! The report of a run: a line per job, the output of each failed test, the slowest tests, and the time of each step.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

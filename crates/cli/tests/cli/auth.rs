@@ -1,5 +1,5 @@
-//! Users and roles on real clusters: they can do what the spec says and nothing else, they follow the spec when it changes,
-//! and what other tools made is left alone.
+//! Users and roles on real clusters: they can do what the spec says and nothing else, they change with the spec, and what
+//! other tools created is left alone.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,5 +1,5 @@
-//! Changes of living clusters at the command line: every row of the table in docs/changes.md, on real etcd. What clients
-//! see meanwhile is the drill's to judge (`cargo xtask drill`); here it is the way, the refusals and the end.
+//! Changes of running clusters at the command line: every row of the table in docs/changes.md, on real etcd. The drill
+//! checks what clients see meanwhile (`cargo xtask drill`); these tests check the steps, the refusals and the result.
 
 use std::collections::BTreeSet;
 use std::fs;

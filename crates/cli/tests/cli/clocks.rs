@@ -1,4 +1,4 @@
-//! Clocks that are wrong, with `faketime`: what still works, and what an operator is told where it cannot.
+//! Wrong clocks, with `faketime`: what still works, and the error messages where it does not.
 
 use std::process::Command;
 

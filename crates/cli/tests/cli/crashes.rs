@@ -1,5 +1,5 @@
-//! Stories of things that die: the controller at any instant, agents, etcds, disks, machines. Whatever was killed, the same
-//! command ends in the same settled cluster; what cannot be had back is refused, and never begun again.
+//! Crashes: of the controller at any instant, of agents, etcd, disks and machines. Whatever was killed, the same command
+//! converges on the same cluster. A loss that cannot be repaired is refused, and never starts an empty cluster.
 
 use std::fs;
 use std::net::TcpStream;

@@ -1,5 +1,5 @@
-//! Stories of rehearsals: what clients record while members and controllers fail is linearizable, nothing that was acknowledged is
-//! lost, nothing is left behind; and a drill that proves nothing, or whose record was tampered with, says so.
+//! Drills: what clients record while members and controllers fail is linearizable, no acknowledged write is lost, nothing is left
+//! behind; and a drill that proves nothing, or whose record was altered, says so.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};

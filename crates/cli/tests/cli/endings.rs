@@ -1,4 +1,4 @@
-//! How commands end: with the code that is documented, no matter who reads their output, and with one word when they are stopped.
+//! How commands end: with the documented exit code, even if their output is not read, and with one message when they are stopped.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::Stdio;

@@ -1,5 +1,5 @@
-//! `quorate front` before real clusters of three: gRPC and REST through one address, by certificate and by password, while members are
-//! killed, restarted and upgraded behind it; and what strangers try.
+//! `quorate front` in front of real clusters of three: gRPC and REST through one address, by certificate and by password, while
+//! members behind it are killed, restarted and upgraded; and attacks.
 
 mod drill;
 mod machines;

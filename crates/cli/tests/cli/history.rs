@@ -1,5 +1,5 @@
-//! Stories of what an operator does to a living cluster with one verb, and of the history that records it: every step, by whom, why,
-//! and how it ended, no matter what was killed on the way.
+//! Commands on a running cluster, and the history that records them: every step, by whom, why, and how it ended, whatever was killed
+//! meanwhile.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

@@ -1,5 +1,5 @@
-//! Stories of people who should not get in: what is stored where they can find it, and what they can do at the ports of an
-//! agent. They learn nothing, change nothing, and the agent lives on and obeys its own controller.
+//! Attackers: what they can read in stored files, and what they can do at an agent's ports. They learn nothing, change
+//! nothing, and the agent keeps obeying its own controller.
 
 use std::fs;
 use std::io::{self, ErrorKind, Read, Write};

@@ -1,4 +1,4 @@
-//! The lock as operators meet it: it is kept while a run works, however slow that is, and has a way out when its holder is gone.
+//! The lock: it is kept while a run works, however slow that is, and can be broken when its holder is gone.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

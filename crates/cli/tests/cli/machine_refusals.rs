@@ -1,5 +1,5 @@
-//! What an operator is told whose spec asks libvirt for something that cannot be: with the real program and the real libvirt of
-//! `cargo xtask lab libvirt`, whose machines boot a sector that greets on the console and rests.
+//! Error messages for specs that libvirt cannot fulfil: with the real program and the real libvirt of `cargo xtask lab
+//! libvirt`, whose machines boot a sector that prints a word on the console and halts.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};

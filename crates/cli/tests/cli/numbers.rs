@@ -1,5 +1,5 @@
-//! Numbers that one machine reports must not steer the others: a fencing number that no cluster reaches, as from a damaged file or a
-//! machine in other hands.
+//! A number that one machine reports must not influence the others: a fencing number that no cluster reaches, from a damaged file or
+//! a compromised machine.
 
 use std::fs;
 

@@ -1,5 +1,5 @@
-//! Clusters of PostgreSQL under Patroni, on an etcd cluster of ours: created, changed under a writer, damaged, destroyed. No commit that was
-//! confirmed is lost.
+//! PostgreSQL clusters under Patroni, on an etcd cluster of quorate: created, changed under a writer, damaged, destroyed. No confirmed
+//! commit is lost.
 
 mod backups;
 mod bootstrap;

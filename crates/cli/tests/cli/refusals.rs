@@ -1,5 +1,5 @@
-//! What quorate refuses, by the real program: with a place, what was expected and found, and a way on; and nothing is
-//! made or changed by the attempt.
+//! What quorate refuses, with the real program: each refusal names the place, what was expected and found, and a
+//! remedy; and changes nothing.
 
 use std::fs;
 use std::net::TcpListener;

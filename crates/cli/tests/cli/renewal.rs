@@ -1,5 +1,5 @@
-//! A member whose data outlives its machine gets another machine, and keeps its data and its membership: on real etcd, undisturbed and cut
-//! short at every step.
+//! A member whose data outlives its machine gets a new machine, and keeps its data and its membership: on real etcd, undisturbed and
+//! interrupted at every step.
 
 use std::collections::BTreeMap;
 use std::fs;

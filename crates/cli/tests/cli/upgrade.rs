@@ -1,5 +1,5 @@
-//! quorate itself is upgraded: `apply` gives every machine's agent the controller's own program. The programs of other versions here are
-//! copies of the one under test in which the version that it carries was changed.
+//! Upgrades of quorate itself: `apply` gives every machine's agent the controller's program. The other versions here are copies of the
+//! program under test with a different version number.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

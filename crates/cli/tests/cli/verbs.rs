@@ -1,4 +1,4 @@
-//! The commands around a running cluster: its state for scripts, its logs, the environment for etcdctl, its memory as a file.
+//! Commands for a running cluster: its state for scripts, its logs, the environment for etcdctl, its ledger as a file.
 
 use std::collections::BTreeSet;
 use std::fs;

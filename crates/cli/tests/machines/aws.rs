@@ -1,5 +1,5 @@
-//! The story of a cluster on instances of EC2, as moto's server has them: records, to each of which the lab gives a body, which is an agent
-//! that starts from exactly the user data that the API was given.
+//! A cluster on instances of EC2. moto's server keeps them as records, and the lab runs an agent for each, started from exactly the user
+//! data that the API received.
 
 mod systems;
 

@@ -1,4 +1,4 @@
-//! Events in a separate cluster, and Secrets encrypted: kube-apiserver takes what `quorate kubernetes` writes for both.
+//! Events in a separate cluster, and encrypted Secrets: kube-apiserver accepts what `quorate kubernetes` writes for both.
 
 use std::fs;
 

@@ -1,4 +1,4 @@
-//! What a user or a store can get wrong, and what is said about it. Nothing here may touch the cluster, and no message may show a secret.
+//! Mistakes of users and stores, and their error messages. None of them may touch the cluster, and no message may contain a secret.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

@@ -1,5 +1,5 @@
-//! Somebody damages what is in the store. `verify` and `restore` must each name what is damaged and what can still be had, and must
-//! have touched nobody.
+//! Damage in the store. `verify` and `restore` must report what is damaged and what can still be restored, without touching a
+//! member.
 
 use std::collections::BTreeMap;
 

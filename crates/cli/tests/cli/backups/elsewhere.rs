@@ -1,5 +1,5 @@
-//! What does not come from the first destination: plain snapshots that other tools made, from a file and from a bucket, and the second
-//! destination when the first is gone; and what others do next to a recorder.
+//! Restores that do not use the first destination: plain snapshots of other tools, from a file and from a bucket, and the second
+//! destination when the first one is gone; and other writers next to a recorder.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

@@ -1,4 +1,4 @@
-//! One backup's whole way: taken, proven, listed, given to other readers, given out as a plain snapshot, pruned, restored.
+//! The life of one backup: taken, verified, listed, encrypted to other recipients, exported as a plain snapshot, pruned, restored.
 
 use std::fs;
 use std::path::{Path, PathBuf};

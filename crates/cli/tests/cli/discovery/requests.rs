@@ -1,4 +1,4 @@
-//! What the service answers by HTTP: to members, to clients that misbehave, and after it was killed.
+//! HTTP answers of the service: to members, to misbehaving clients, and after it was killed.
 
 use std::fs;
 use std::io::{Read, Write};

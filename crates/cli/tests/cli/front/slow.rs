@@ -1,4 +1,4 @@
-//! Clients that ask for much and do not read it.
+//! Clients that request much and do not read it.
 
 use std::process::{Child, Command, Stdio};
 

@@ -1,4 +1,4 @@
-//! Backups of PostgreSQL: taken, proven, tampered with; points in time; and a cluster of which nothing is left but the store.
+//! Backups of PostgreSQL: taken, verified, altered; points in time; and a cluster of which only the store is left.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

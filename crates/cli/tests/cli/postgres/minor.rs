@@ -1,4 +1,4 @@
-//! Another minor release, installed in the place of the one that runs. The older one comes from `cargo xtask postgres`.
+//! A minor release, installed in place of the running one. The older one comes from `cargo xtask postgres`.
 
 use std::fs;
 use std::os::unix::fs::symlink;

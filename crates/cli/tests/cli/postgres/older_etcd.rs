@@ -1,5 +1,5 @@
-//! The etcd below goes back to a state from before the primary changed: Patroni finds another leader and other synchronous standbys there
-//! than those of now. The leader of then lags, as any standby may that no commit waits for.
+//! The etcd below is restored to a state from before the primary changed: Patroni finds a former leader and former synchronous standbys
+//! there. That leader lags, like any standby for which no commit waits.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

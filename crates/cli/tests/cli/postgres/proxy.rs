@@ -1,5 +1,5 @@
-//! HAProxy in front of PostgreSQL: who is reached through which port, and what clients notice when the primary moves, members leave, a port
-//! is taken, or somebody else answers for Patroni.
+//! HAProxy in front of PostgreSQL: which member each port reaches, and what clients notice when the primary moves, members leave, a port is
+//! taken, or an impostor answers for Patroni.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::TcpListener;

@@ -1,4 +1,4 @@
-//! `quorate up NAME --kind postgres`, as the first page shows it: one command makes PostgreSQL and its etcd on this machine.
+//! `quorate up NAME --kind postgres`, as in the README: one command creates PostgreSQL and its etcd on this machine.
 
 use std::path::Path;
 use std::process::{Command, Stdio};

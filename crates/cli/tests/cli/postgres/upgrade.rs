@@ -1,4 +1,4 @@
-//! From one major version to another, and back: under a writer, with the controller and an agent killed on the way.
+//! A major version upgrade and its reversal: under a writer, with the controller and an agent killed meanwhile.
 
 use std::path::PathBuf;
 use std::process::Child;
