@@ -76,7 +76,7 @@ pub enum FrontError {
 pub enum Prefer {
     /// To the leader, while it serves.
     Leader,
-    /// To all members that serve, in turn.
+    /// To all serving members in turn.
     Spread,
 }
 

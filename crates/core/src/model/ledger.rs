@@ -300,7 +300,7 @@ pub struct Enrolment {
     pub bound_key: Option<String>,
 }
 
-/// Secrets that quorate makes once and keeps in the ledger.
+/// Secrets that quorate creates once and keeps in the ledger.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SecretKind {

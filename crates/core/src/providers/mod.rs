@@ -91,7 +91,7 @@ pub struct MemberSpec {
     /// Its instance, under the provider `aws`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub aws: Option<aws::AwsInstance>,
-    /// What Patroni may do with it, in a cluster of PostgreSQL.
+    /// Patroni's tags for it, in PostgreSQL clusters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tags: Option<Tags>,
 }

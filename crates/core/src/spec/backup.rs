@@ -32,11 +32,11 @@ pub struct BackupSettings {
     /// How many full backups `quorate backup prune` keeps.
     #[serde(default)]
     pub keep: Keep,
-    /// age public keys whose owners can decrypt the backups. Without any, backups are not encrypted.
+    /// age public keys. Their owners can decrypt the backups. Without any, backups are not encrypted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub recipients: Vec<Recipient>,
-    /// The public key that signs the cluster's backups, as `quorate backup list` prints it. A restore without the
-    /// cluster's ledger accepts only what this key signed.
+    /// The public key of the cluster's backup signatures, as `quorate backup list` prints it. A restore without the cluster's ledger
+    /// accepts only backups with its signature.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signed_by: Option<Signer>,
     /// zstd level: 1 is the fastest, 19 the smallest.

@@ -128,7 +128,7 @@ pub struct TlsSettings {
     /// Additional DNS names and IP addresses in the certificates of members.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub extra_sans: Vec<San>,
-    /// Names and places of the certificates on members' machines: quorate's own below `/etc/etcd`, or those that kubeadm uses.
+    /// Names and paths of the certificates on members' machines: quorate's own below `/etc/etcd`, or kubeadm's.
     pub layout: CertificateLayout,
     /// User-provided certificates and keys, instead of a CA that signs.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -180,14 +180,14 @@ pub enum KeyAlgorithm {
     Ed25519,
 }
 
-/// Names and places of the certificates on members' machines.
+/// Names and paths of the certificates on members' machines.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum CertificateLayout {
     /// In `/etc/etcd/pki`.
     #[default]
     Standard,
-    /// In `/etc/kubernetes/pki/etcd`, as `kubeadm init phase certs` names them.
+    /// In `/etc/kubernetes/pki/etcd`, with the names of `kubeadm init phase certs`.
     Kubeadm,
 }
 

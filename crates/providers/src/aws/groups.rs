@@ -136,7 +136,7 @@ impl Aws {
         Ok(groups)
     }
 
-    /// The groups of interfaces, by id: the operator's, or those that quorate makes. Machines that are made together share them.
+    /// The groups of interfaces, by id: the operator's, or those that quorate creates. Machines that are made together share them.
     pub(super) async fn groups_of_interfaces(&self) -> Result<Vec<String>, AwsError> {
         if let Some(given) = &self.settings.security_groups {
             return Ok(given.clone());

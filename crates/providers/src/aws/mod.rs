@@ -68,7 +68,7 @@ pub struct Aws {
     known: RefCell<BTreeSet<String>>,
     /// What machines have open; empty where security groups are the operator's.
     openings: Vec<Opening>,
-    /// The security group of members that quorate makes, by id, once it has its rules.
+    /// The security group of members that quorate creates, by id, once it has its rules.
     member_group: tokio::sync::Mutex<Option<String>>,
     /// What there is or was to be besides machines: those of the spec, and those that the ledger knows.
     fixtures: BTreeSet<FixtureId>,

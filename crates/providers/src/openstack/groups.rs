@@ -118,7 +118,7 @@ impl Openstack {
         Ok(wanted.iter().filter(|role| !there.iter().any(|group| group.role == **role)).count())
     }
 
-    /// The groups of ports, by id: the operator's, or those that quorate makes. Machines that are made together share them.
+    /// The groups of ports, by id: the operator's, or those that quorate creates. Machines that are made together share them.
     pub(super) async fn groups_of_ports(&self) -> Result<Vec<String>, OpenstackError> {
         if self.settings.security_groups.is_some() {
             return self.given_groups().await;

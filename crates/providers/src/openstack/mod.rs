@@ -74,7 +74,7 @@ pub struct Openstack {
     group: tokio::sync::Mutex<Option<String>>,
     /// What machines have open; empty where security groups are the operator's.
     openings: Vec<Opening>,
-    /// The security group of members that quorate makes, by id, once it has its rules.
+    /// The security group of members that quorate creates, by id, once it has its rules.
     member_group: tokio::sync::Mutex<Option<String>>,
 }
 

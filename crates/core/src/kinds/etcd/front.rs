@@ -35,13 +35,13 @@ const PORT_ON_MEMBERS: u16 = 2378;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Front {
-    /// The port for clients. If absent, 2379 on separate machines, and 2378 on members, whose etcd has 2379.
+    /// The port for clients. If absent, 2379 on separate machines, and 2378 on members, because etcd uses 2379 there.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub port: Option<u16>,
     /// The members that it runs on. If absent, all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub members: Option<Vec<Name>>,
-    /// Machines that run it and nothing else. If absent, it runs on members.
+    /// Separate machines for it. If absent, it runs on members.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub machines: Option<Vec<MemberSpec>>,
     /// Where new connections go: to all members in turn (`spread`), or to the leader while it serves (`leader`).
@@ -59,7 +59,7 @@ pub struct Front {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Prefer {
-    /// To all members that serve, in turn.
+    /// To all serving members in turn.
     #[default]
     Spread,
     /// To the leader, while it serves.

@@ -217,7 +217,7 @@ pub enum CompactionMode {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ClientAuth {
-    /// With a client certificate, whose common name is the user.
+    /// With a client certificate. Its common name is the user.
     #[default]
     Certificate,
     /// With user and password over TLS, without a client certificate.

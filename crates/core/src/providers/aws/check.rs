@@ -117,7 +117,7 @@ fn network(settings: &AwsSettings, at: &impl Fn(&str) -> String, found: &mut Fin
     }
 }
 
-/// A VPC that quorate makes: nothing else says where machines are, and its parts have room for them.
+/// A VPC that quorate creates: nothing else says where machines are, and its parts have room for them.
 fn own_vpc(settings: &AwsSettings, cluster: &Cluster, found: &mut Findings) {
     let at = |field: &str| cluster.at(&format!("provider.aws.{field}"));
     let Some(range) = &settings.vpc_cidr else {
@@ -204,7 +204,7 @@ fn no_letter(zone: &str, at: String, found: &mut Findings) {
     );
 }
 
-/// The address and the zone of a member in a VPC that quorate makes.
+/// The address and the zone of a member in a VPC that quorate creates.
 fn own_place(settings: &AwsSettings, member: &MemberSpec, within: impl Fn(&str) -> String, found: &mut Findings) {
     let layout = settings.vpc_cidr.as_ref().and_then(|range| Some((range, Layout::of(range)?)));
     let Some((range, layout)) = layout else { return };

@@ -17,7 +17,7 @@ pub const SCHEME: &str = "scheme";
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct LoadBalancer {
-    /// From where it can be reached.
+    /// Where it can be reached from.
     pub scheme: Scheme,
     /// Its subnets, by id, one in each zone that members are in. If absent, one of the members' subnets in each zone.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -56,8 +56,8 @@ pub struct Dns {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
     pub zone_id: Option<String>,
-    /// The name in the zone. If absent, that of the cluster. With a load balancer it leads there. Without one it leads to the
-    /// members, each has a name below it, and SRV records list them for `--discovery-srv`.
+    /// The name in the zone. If absent, that of the cluster. It points to the load balancer if there is one. Otherwise it points to the
+    /// members, each member has a name below it, and SRV records list them for `--discovery-srv`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
     pub name: Option<String>,
