@@ -35,15 +35,15 @@ fn first_release(text: &str) -> Option<Version> {
     text.parse().or_else(|_| format!("{text}.0").parse()).ok()
 }
 
-/// What a release makes of a flag.
+/// How a release handles a flag.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Knowledge {
     Known,
     /// The release is newer than the table, so it may know the flag or not.
     Uncertain,
-    /// Other releases know it: for each minor, the first that does.
+    /// Only other releases know it: for each minor, the first that does.
     Elsewhere(Vec<Version>),
-    /// No release knows it. The nearest name that this release knows, when one is near.
+    /// No release knows it. A similar name that this release knows, if there is one.
     Unknown {
         nearest: Option<&'static str>,
     },
@@ -55,7 +55,7 @@ pub fn knowledge(name: &str, version: Version) -> Knowledge {
     if flag.is_some_and(|flag| flag.known_to(version)) {
         return Knowledge::Known;
     }
-    // The table was made from the newest releases that are known. It lacks what a later one added.
+    // The table was created from the newest known releases. It lacks flags that a later one added.
     if versions::newest_before(version).is_some() {
         return Knowledge::Uncertain;
     }
@@ -80,8 +80,8 @@ impl Flag {
     }
 }
 
-/// Flags that quorate sets or must not be set, by name or by the beginning of the name, and what to do instead.
-/// The first that fits is taken.
+/// Flags that quorate sets itself or that must not be set, by name or prefix, and what to do instead. The first match
+/// applies.
 const MANAGED: [(&str, &str); 42] = [
     ("name", "it is the member's `name`"),
     ("data-dir", "quorate places the data directory"),

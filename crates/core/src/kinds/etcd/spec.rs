@@ -198,7 +198,7 @@ pub struct AutoCompaction {
 }
 
 impl AutoCompaction {
-    /// What is kept; 1000 when the spec does not say.
+    /// What is kept; 1000 by default.
     pub fn retention(&self) -> Retention {
         self.retention.unwrap_or(Retention::Number(1000))
     }

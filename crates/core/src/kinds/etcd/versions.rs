@@ -24,11 +24,11 @@ pub fn newest_before(version: Version) -> Option<Version> {
     NEWEST.iter().find(same_minor).copied().filter(|newest| *newest < version)
 }
 
-/// What quorate thinks of running a release.
+/// quorate's verdict on a release.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Gate {
     Fine,
-    /// It runs, and the operator should know these things.
+    /// It can run, with these warnings.
     Warned(Vec<String>),
     Refused(String),
 }
@@ -60,7 +60,7 @@ const DEFECTS: [Defect; 9] = [
     defect(6, 0, 12, MEMBER_UPDATE),
 ];
 
-/// Whether a cluster may be asked to run this release.
+/// Whether a cluster may run this release.
 pub fn gate(version: Version) -> Gate {
     if version.major != 3 || !KNOWN_MINORS.contains(&version.minor) {
         return Gate::Refused(format!(
@@ -81,7 +81,7 @@ pub fn gate(version: Version) -> Gate {
     if warnings.is_empty() { Gate::Fine } else { Gate::Warned(warnings) }
 }
 
-/// Ways around etcd's authorization that a release is known to have.
+/// Known authorization bypasses of a release.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AuthorizationHoles {
     pub what: &'static str,
@@ -89,7 +89,7 @@ pub struct AuthorizationHoles {
     pub fixed_in: Version,
 }
 
-/// What anyone who reaches the client port can do there, in releases where `open_without_login` names another.
+/// What clients without a login can do, in releases before the one named by `open_without_login`.
 pub const OPEN_WITHOUT_LOGIN: &str = "anyone who reaches the client port can list members, read status and alarms, list and grant \
                                       leases, compact revisions and move the leader without a login";
 

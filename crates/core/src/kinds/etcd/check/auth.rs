@@ -106,7 +106,7 @@ fn authorization_holes(cluster: &Cluster, found: &mut Findings) {
     );
 }
 
-/// Nobody needs to be declared for this: those who come without a login are not.
+/// Applies without declared users, because it concerns clients without a login.
 fn open_without_login(cluster: &Cluster, found: &mut Findings) {
     let etcd = &cluster.spec.etcd;
     if etcd.client_auth != ClientAuth::Password {
@@ -124,7 +124,7 @@ fn open_without_login(cluster: &Cluster, found: &mut Findings) {
 fn roles_of(cluster: &Cluster, index: usize, user: &UserSpec, found: &mut Findings) {
     let declared = || cluster.spec.auth.roles.iter().map(|role| role.name.as_str());
     for (position, role) in user.roles.iter().enumerate() {
-        // The role root exists without being declared, and makes an administrator of every user who has it.
+        // The role root always exists, and makes every user who has it an administrator.
         if *role == "root" || declared().any(|name| name == role.as_str()) {
             continue;
         }
@@ -137,7 +137,7 @@ fn roles_of(cluster: &Cluster, index: usize, user: &UserSpec, found: &mut Findin
     }
 }
 
-/// etcd keeps one permission for the same keys, so of two only one would ever be seen.
+/// etcd keeps one permission for the same keys, so a second one would replace the first.
 fn permissions_of(cluster: &Cluster, index: usize, found: &mut Findings) {
     let role = &cluster.spec.auth.roles[index];
     let path = |position| cluster.at(&format!("auth.roles[{index}].permissions[{position}]"));

@@ -3,7 +3,7 @@
 
 use std::sync::LazyLock;
 
-/// What a flag takes, where that is not any text.
+/// The type of a flag's value, unless it is text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     Bool,
@@ -30,7 +30,7 @@ impl Kind {
         })
     }
 
-    /// None where the flag takes any text, or is not known.
+    /// None if the flag takes any text, or is not known.
     pub fn of(flag: &str) -> Option<Self> {
         TABLE.binary_search_by(|(name, _)| (*name).cmp(flag)).ok().map(|index| TABLE[index].1)
     }

@@ -36,8 +36,8 @@ pub(crate) fn log_of(view: &View<'_>, member: &MemberName) -> Log {
     }
 }
 
-/// `KnownVersions`: a member joins with 3.7 only where 3.7 can read what the leader sends. That may go back to before its newest
-/// snapshot. `None`: the leader has not said yet what is in its log.
+/// `KnownVersions`: a member joins with 3.7 only if 3.7 can read the log that the leader sends, which may begin before the
+/// leader's newest snapshot. `None`: the leader has not reported its log yet.
 pub(crate) fn may_join_this_log(
     desired: &Desired,
     cluster: &Cluster<'_>,

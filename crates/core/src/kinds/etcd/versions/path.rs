@@ -5,7 +5,7 @@
 use super::{Gate, KNOWN_MINORS, gate};
 use crate::model::Version;
 
-/// How a cluster gets from one release to another. Each is a rolling restart.
+/// The path from one release to another. Each is a rolling restart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Path {
     Same,
@@ -34,7 +34,7 @@ struct Border {
     lower: u32,
     /// The first patch release of the lower minor next to which the upper one may run.
     lower_patch: u32,
-    /// Why the border is not crossed downwards.
+    /// Why there is no downgrade across this border.
     no_way_down: Option<NoWayDown>,
 }
 
@@ -198,7 +198,7 @@ mod tests {
         let (why, remedy) = refused("3.5.25", "3.6.16");
         assert_eq!(why, "3.5.25 → 3.6.16: before 3.6 every member must run 3.5.26 or a later 3.5");
         assert_eq!(remedy, "set `etcd.version` to 3.5.26 or a later 3.5 next");
-        // A release in a refused range has the same way out of it.
+        // A release in a refused range has the same remedy.
         assert_eq!(refused("3.5.1", "3.7.3").1, "set `etcd.version` to 3.5.26 or a later 3.5 next");
         assert!(refused("3.6.10", "3.7.0").0.contains("3.6.11"));
         let (why, remedy) = refused("3.7.3", "3.6.10");
