@@ -14,7 +14,7 @@ macro_rules! listed {
             pub const KINDS: [&'static str; [$(stringify!($variant)),*].len()] =
                 [$($crate::listed::kebab_case!($variant)),*];
 
-            /// A short name for each variant: its own, in kebab-case. `KINDS` has them all.
+            /// A short name for each variant: its name in kebab-case. `KINDS` has them all.
             pub fn kind(&self) -> &'static str {
                 match self {
                     $($name::$variant { .. } => $crate::listed::kebab_case!($variant),)*

@@ -7,7 +7,7 @@ pub fn https_url(address: IpAddr, port: u16) -> String {
     format!("https://{}", SocketAddr::new(address, port))
 }
 
-/// The address in a URL of this kind; none where it names its host otherwise.
+/// The address in such a URL; none if its host is a name.
 pub fn address_in(url: &str) -> Option<IpAddr> {
     let (_, rest) = url.split_once("://")?;
     let authority = rest.split('/').next()?;

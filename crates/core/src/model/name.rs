@@ -19,7 +19,7 @@ impl MemberName {
         &self.0
     }
 
-    /// What the machine of an earlier incarnation is called.
+    /// The name of a machine of an earlier incarnation.
     pub fn former(&self, incarnation: u64) -> MemberName {
         MemberName(format!("{}{FORMER}{incarnation}", self.seat()))
     }

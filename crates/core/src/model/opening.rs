@@ -2,7 +2,7 @@
 
 use crate::spec::AddressRange;
 
-/// Ports, and who may reach them.
+/// Ports, and who may connect to them.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Opening {
     pub to: Audience,
@@ -11,7 +11,7 @@ pub struct Opening {
     pub from: Option<Vec<AddressRange>>,
 }
 
-/// Whom a port is for.
+/// The users of a port.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Audience {
     /// Other machines of the cluster.

@@ -9,7 +9,7 @@ use std::str::Chars;
 
 use super::parameters::Wrong;
 
-/// What a rule looks like.
+/// The format of a rule.
 const EXAMPLE: &str = "TYPE DATABASE USER ADDRESS METHOD, such as `hostssl shop report 192.0.2.0/24 scram-sha-256`";
 const TYPES: [&str; 6] = ["local", "host", "hostssl", "hostnossl", "hostgssenc", "hostnogssenc"];
 /// PostgreSQL 16 and later read other files at such a line.
@@ -77,7 +77,7 @@ const EXPRESSIONS: u16 = 16;
 /// From this version on certificates can be compared by their whole name.
 const CLIENT_NAMES: u16 = 14;
 
-/// A word of a rule. In quotes it is a name, whatever it says.
+/// A word of a rule. In quotes it is always a name.
 struct Token {
     text: String,
     quoted: bool,
@@ -90,7 +90,8 @@ fn wrong<T>(message: impl Into<String>, hint: impl Into<String>) -> Result<T, Wr
     Err(Wrong { message: message.into(), hint: hint.into() })
 }
 
-/// Why PostgreSQL of this version could not read a rule, or what it lets in that nobody should. A rule that is accepted can have a remark.
+/// Checks that this version of PostgreSQL can read a rule, and that it accepts only authenticated clients with TLS. An accepted rule can
+/// have a warning.
 pub(super) fn check(version: u16, rule: &str) -> Result<Option<Wrong>, Wrong> {
     one_line(rule)?;
     let fields = fields(rule)?;
@@ -259,7 +260,7 @@ fn mask(address: IpAddr, field: Option<&Field>) -> Result<(), Wrong> {
     }
 }
 
-/// A word of PostgreSQL's in other letters is meant as that word, and what has digits and dots alone as an address.
+/// A keyword in another case is taken as that keyword, and a word of digits and dots as an address.
 fn is_host(text: &str) -> bool {
     let labels = text.strip_prefix('.').unwrap_or(text).split('.');
     let legal =

@@ -43,7 +43,7 @@ pub const SUPERUSER: &str = "postgres";
 pub const REPLICATOR: &str = "replicator";
 pub const REWINDER: &str = "rewinder";
 pub const CLIENT_PORT: u16 = 5432;
-/// Where the primary gives its files to a replica that takes a backup.
+/// The port where the primary offers its files to a replica that takes a backup.
 pub const BACKUP_PORT: u16 = 8432;
 /// Patroni's REST API.
 pub const REST_PORT: u16 = 8008;

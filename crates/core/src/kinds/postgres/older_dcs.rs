@@ -17,15 +17,15 @@ use crate::model::Ledger;
 
 /// Not the name of a member: those have no spaces.
 const NOBODY: &str = "nobody: etcd was restored";
-/// What says who may be promoted.
+/// The key that names the members that may be promoted.
 const SYNCHRONY: [&str; 3] = ["synchronous_mode", "synchronous_mode_strict", "synchronous_node_count"];
 
 /// Patroni's keys, without the prefix that they share.
 pub type Keys = BTreeMap<String, String>;
 
-/// What is served in place of the keys of an older state. `cluster` is the ledger of the PostgreSQL cluster, where there is one. None: the
-/// keys stay as they are, because that cluster has no data yet. No keys: it begins with restored or upgraded data on one member. Only that
-/// one runs, so nobody else can be promoted, and what the older state says of the data before would keep it from being the primary.
+/// The replacements for keys of an older state. `cluster` is the ledger of the PostgreSQL cluster, if there is one. None: the keys stay,
+/// because that cluster has no data yet. No keys: it begins with restored or upgraded data on one member. Only that one runs, so no other
+/// can be promoted, and the older state would prevent it from becoming the primary.
 pub fn in_place_of(older: &Keys, cluster: Option<&Ledger>) -> Option<Keys> {
     let mut keys = Keys::new();
     let mut keep = |key: &str, value: Option<String>| value.map(|value| keys.insert(key.to_owned(), value));
@@ -53,7 +53,7 @@ fn begins_with_data(ledger: &Ledger) -> bool {
     record.restore.is_some() || record.upgrade.is_some() || !record.replaced.is_empty()
 }
 
-/// The value of `sync` that lets nobody be promoted. Patroni 3.0 corrects a wrong leader there only together with wrong standbys.
+/// The value of `sync` that prevents every promotion. Patroni 3.0 corrects a wrong leader there only together with wrong standbys.
 pub fn barrier() -> String {
     json!({ "leader": NOBODY, "sync_standby": NOBODY }).to_string()
 }
@@ -68,7 +68,7 @@ pub fn only(patroni_name: &str) -> String {
     json!({ "leader": patroni_name, "sync_standby": null }).to_string()
 }
 
-/// The configuration of all members as it was, because a change of it waits for its turn; but `sync` counts only as long as that says so.
+/// The previous shared configuration, because a change of it comes later; but with the settings on which `sync` depends.
 fn config(older: Option<&String>, ledger: &Ledger) -> Option<Value> {
     let wanted = desire::dynamic_config(&ledger.spec, ledger.spec.postgres.as_ref()?);
     let Some(mut config) = older.and_then(|config| object(config)) else { return Some(wanted) };
@@ -82,7 +82,7 @@ fn object(text: &str) -> Option<Map<String, Value>> {
     serde_json::from_str(text).ok()
 }
 
-/// Patroni takes numbers and words for a yes too.
+/// Patroni also accepts numbers and words as true.
 fn is_synchronous(config: Map<String, Value>) -> bool {
     config.get("synchronous_mode").is_some_and(|mode| !matches!(mode, Value::Null | Value::Bool(false)))
 }

@@ -33,7 +33,7 @@ const OF_PATRONI: [&str; 21] = [
 const OF_QUORATE: [&str; 7] =
     ["ssl", "ssl_cert_file", "ssl_key_file", "ssl_ca_file", "ssl_crl_file", "ssl_crl_dir", "password_encryption"];
 
-/// Parameters that Patroni would pass on to every standby, why no cluster can have them, and what helps.
+/// Parameters that Patroni would pass on to every standby and that no cluster can have: the reason and the remedy.
 const OF_STANDBYS: [(&str, &str, &str); 5] = [
     (
         "archive_cleanup_command",
@@ -62,7 +62,7 @@ const OF_STANDBYS: [(&str, &str, &str); 5] = [
     ),
 ];
 
-/// Switches, the position in which they endanger data, why, and what helps.
+/// Switches: the dangerous position, the reason and the remedy.
 const DANGEROUS: [(&str, bool, &str, &str); 6] = [
     (
         "fsync",
@@ -102,7 +102,7 @@ const DANGEROUS: [(&str, bool, &str, &str); 6] = [
     ),
 ];
 
-/// Why nobody sets this parameter in a spec.
+/// Why a spec cannot set this parameter.
 pub(super) fn reserved(name: &str) -> Option<Wrong> {
     if OF_PATRONI.contains(&name) {
         let message = format!("`{name}` is set by Patroni, which ignores or overwrites it");
@@ -116,7 +116,7 @@ pub(super) fn reserved(name: &str) -> Option<Wrong> {
     Some(Wrong { message: format!("`{name}` {why}"), hint: (*hint).to_owned() })
 }
 
-/// Why this value, which PostgreSQL takes, puts data in danger.
+/// Why this value, which PostgreSQL accepts, endangers data.
 pub(super) fn dangerous(name: &str, value: &str) -> Option<Wrong> {
     let (_, position, why, hint) = DANGEROUS.iter().find(|(known, ..)| *known == name)?;
     (parameters::boolean(value) == Some(*position)).then(|| {

@@ -43,7 +43,7 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
     }
 }
 
-/// Until Patroni has recorded enough standbys, nobody could take over.
+/// Until Patroni has recorded enough standbys, none could take over.
 fn wait_for_synchronous(view: &View<'_>, primary: &MemberName, decision: &mut Decision) {
     if let Some((chosen, needed)) = safety::too_few_synchronous(view) {
         let why =

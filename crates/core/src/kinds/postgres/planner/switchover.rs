@@ -30,7 +30,7 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
     }
 }
 
-/// Who takes over, or why each that could be asked cannot.
+/// The member that takes over, or why each candidate cannot.
 fn successor(
     view: &View<'_>,
     primary: &MemberName,
