@@ -35,10 +35,10 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
     }
 }
 
-/// So many changes are named in a reason; the plan lists them all.
+/// At most this many changes are named in a reason; the plan lists them all.
 const NAMED: usize = 3;
 
-/// A reason with the changed settings that reach the machine.
+/// A reason with the changed settings that affect the machine.
 pub(crate) fn with_changes(desired: &Desired, why: String) -> String {
     let reaches = |change: &&Change| {
         [desired.section(), "tls.", "host."].iter().any(|section| change.path.starts_with(section))

@@ -10,7 +10,7 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
     if !decision.steps.is_empty() {
         return;
     }
-    // A name may be misspelt in the spec: a run that is refused, or waits for something, revokes nobody's certificates.
+    // A name may be misspelt in the spec: a run that is refused, or waits for something, revokes no certificates.
     let is_calm = decision.waiting.is_empty() && decision.blocked.is_empty();
     for (user, number) in desired.revocable.users.iter().filter(|_| is_calm) {
         let why = format!(

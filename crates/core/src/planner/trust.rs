@@ -19,7 +19,7 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
     }
 }
 
-/// Peers share the CA of clients. They get their own when every agent can make a key for it: an older one cannot.
+/// Peers share the CA of clients. They get a separate one when every agent can create a key for it: an older one cannot.
 fn separate(view: &View<'_>, decision: &mut Decision) {
     let View { desired, seen, .. } = *view;
     let Some(machines) = seen.machines.get() else { return };

@@ -8,7 +8,7 @@ use crate::model::{Desired, Observation};
 pub struct View<'a> {
     pub desired: &'a Desired,
     pub seen: &'a Observation,
-    /// The members as etcd itself lists them. `None` while no voter was seen to have a quorum behind it.
+    /// The members as etcd itself lists them. `None` if no observed voter has a quorum.
     cluster: Option<Cluster<'a>>,
 }
 

@@ -25,7 +25,7 @@ pub fn healthy_of(healthy: usize, all: usize) -> String {
     format!("{healthy} of {all} {are} healthy")
 }
 
-/// How strong a cluster is while a step runs.
+/// The fault tolerance of a cluster while a step runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct Strength {
     pub voters: usize,

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::units::Malformed;
 
-/// The letters of bech32, each worth its place.
+/// The letters of bech32; the value of each is its index.
 const LETTERS: &str = "qpzry9x8gf2tvdw0s3jn54khce6mua7l";
 const PREFIX: &str = "age";
 /// `age1`, 32 bytes in 52 letters, and 6 letters of checksum.

@@ -67,7 +67,7 @@ mod tests {
     use super::*;
     use crate::providers::TEMPLATES;
 
-    /// As any reader of YAML takes it.
+    /// As any YAML parser reads it.
     fn plain(node: &Node) -> Value {
         match &node.content {
             Content::Mapping(entries) => entries.iter().map(|e| (e.key.clone(), plain(&e.value))).collect(),

@@ -70,15 +70,15 @@ pub struct ClusterSpec {
 }
 
 impl ClusterSpec {
-    /// A section says what the cluster runs, so nobody has to say it twice.
+    /// A section determines the kind, so `kind` is optional.
     pub(super) fn know_kind(&mut self) {
         if self.postgres.is_some() {
             self.kind = Kind::Postgres;
         }
     }
 
-    /// The name of the machine that a member runs on. A later incarnation is distinguished by its number: while a successor comes,
-    /// both exist.
+    /// The name of the machine that a member runs on. The incarnation distinguishes later ones, because both exist while a member
+    /// moves.
     pub fn machine_name(&self, member: &str, incarnation: u64) -> String {
         let name = match &self.namespace {
             Some(namespace) => format!("{member}-{namespace}"),

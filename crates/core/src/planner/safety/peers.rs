@@ -9,7 +9,7 @@ pub fn trusted_by_all(view: &View<'_>, key_id: &str) -> bool {
     every_member(view, |facts| view.desired.trusts(facts, key_id))
 }
 
-/// Whether every member shows its peers a certificate of this CA: only then may the others be dropped.
+/// Whether every member presents its peers a certificate of this CA: only then may the others be dropped.
 pub fn signs_for_all(view: &View<'_>, key_id: &str) -> bool {
     let shows = |facts: &Facts| {
         let shown = facts.certificates.get(&CertificateUse::Peer);

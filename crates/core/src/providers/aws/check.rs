@@ -11,7 +11,7 @@ use crate::spec::{Kind, Millis, Size};
 /// No instance starts and boots faster.
 const LEAST_PATIENCE: Millis = Millis(10_000);
 const GIB: u64 = 1 << 30;
-/// Of gp3 and io2, which have the same.
+/// For gp3 and io2, which have the same limit.
 const LARGEST: u64 = 64 << 40;
 /// AWS allows 50 tags on a resource. The rest are quorate's.
 const MOST_TAGS: usize = 20;
@@ -358,7 +358,7 @@ fn iops(settings: &AwsSettings, at: &impl Fn(&str) -> String, found: &mut Findin
     }
 }
 
-/// A load balancer has subnets that lead where it should be reached from.
+/// A load balancer needs subnets that are reachable from where its clients are.
 fn balancer(settings: &AwsSettings, cluster: &Cluster, found: &mut Findings) {
     let at = |field: &str| cluster.at(&format!("provider.aws.load_balancer{field}"));
     let Some(balancer) = &settings.load_balancer else { return };
@@ -407,7 +407,7 @@ fn balancer(settings: &AwsSettings, cluster: &Cluster, found: &mut Findings) {
     brought_certificates(cluster, at(""), "the name that AWS gives to the load balancer", found);
 }
 
-/// Clients verify the name that they come by.
+/// Clients verify the name that they connect to.
 fn brought_certificates(cluster: &Cluster, at: String, name: &str, found: &mut Findings) {
     if cluster.spec.tls.given.is_some() {
         found.warning(

@@ -10,7 +10,7 @@ use super::AwsSettings;
 use crate::model::{FixtureId, FixtureKind, FixtureWish};
 use crate::spec::ClusterSpec;
 
-/// The setting of a load balancer that it has for life.
+/// The setting of a load balancer that cannot be changed.
 pub const SCHEME: &str = "scheme";
 
 /// A Network Load Balancer in front of etcd: TLS is passed through to members whose health page says that they serve.

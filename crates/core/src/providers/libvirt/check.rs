@@ -84,7 +84,7 @@ fn size(cluster: &Cluster, settings: &LibvirtSettings, found: &mut Findings) {
     }
 }
 
-/// What `virsh` would not even try. Whether it is reached shows when machines are looked for.
+/// Addresses that `virsh` cannot use. Whether libvirt can be reached shows when machines are listed.
 fn hypervisor(uri: Option<&str>, at: String, found: &mut Findings) {
     let Some(uri) = uri else { return };
     if !uri.contains("://") || uri.contains(char::is_whitespace) || uri.starts_with('-') {

@@ -126,7 +126,7 @@ impl MachineSettings {
         MachineSettings { data_volume: None, data_size: Some(Size(0)), ..self.clone() }
     }
 
-    /// Whether no packet of the host comes to the machine.
+    /// Whether the host cannot send packets to the machine.
     pub fn is_on_macvtap_alone(&self) -> bool {
         !self.interfaces.is_empty() && self.interfaces.iter().all(|i| matches!(i.to, Attachment::Macvtap(_)))
     }

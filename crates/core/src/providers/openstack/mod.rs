@@ -178,7 +178,7 @@ impl fmt::Display for MorePort {
 pub enum Floating<'a> {
     /// quorate creates it, from this external network.
     Of(&'a str),
-    /// It is the operator's, by id.
+    /// An existing one, by id.
     Given(&'a str),
 }
 
@@ -283,7 +283,7 @@ pub const VOLUME_TYPE: &str = "volume type";
 /// The part of a build that says in which zone its volumes are.
 pub const VOLUME_ZONE: &str = "volume zone";
 
-/// Where the data is that outlives a machine. A volume keeps its type and its zone, so other ones mean another volume.
+/// The place of the data that outlives a machine. A volume keeps its type and its zone, so a change means another volume.
 pub fn data_of(build: &Build) -> Option<String> {
     let volume = build.data()?;
     let part = |what: &str, name: &str| build.part(name).map(|value| format!(" {what} {value}")).unwrap_or_default();

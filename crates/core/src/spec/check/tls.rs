@@ -74,7 +74,7 @@ fn given_certificates(cluster: &Cluster, given: &GivenCertificates, found: &mut 
     }
 }
 
-/// Settings that only matter for certificates which quorate creates, and differ from their defaults all the same.
+/// Settings that only matter for certificates that quorate creates, and that differ from their defaults.
 fn settings_without_effect(cluster: &Cluster, found: &mut Findings) {
     let (tls, default) = (&cluster.spec.tls, TlsSettings::default());
     let given = tls.given.is_some();
