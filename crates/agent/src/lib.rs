@@ -76,7 +76,7 @@ const SHUTDOWN: Duration = Duration::from_secs(2);
 pub struct Options {
     /// The directory of all its files: `/`, or a directory under the local provider.
     pub root: PathBuf,
-    /// What the provider wrote at the machine's creation. Not read once the agent is enrolled.
+    /// The seed that the provider wrote when it created the machine. Not read once the agent is enrolled.
     pub seed: PathBuf,
     /// Where etcd's programs are kept, which agents may share; by default below the root.
     pub cache: Option<PathBuf>,

@@ -64,12 +64,12 @@ impl Home {
         Store::new(self.ledger(name), self.keys.clone())
     }
 
-    /// The keys that open ledgers.
+    /// The keys that decrypt ledgers.
     pub fn keys(&self) -> &Arc<Keys> {
         &self.keys
     }
 
-    /// What was ever done to a cluster.
+    /// The history of a cluster.
     pub fn history(&self, name: &str) -> PathBuf {
         self.cluster(name).join("history.jsonl")
     }
@@ -99,12 +99,12 @@ impl Home {
         Ok(())
     }
 
-    /// Where backups are tried out. Nothing stays there.
+    /// The directory for verifying backups. Nothing stays there.
     pub fn scratch(&self, name: &str) -> PathBuf {
         self.cluster(name).join("scratch")
     }
 
-    /// The operator's own client certificates. They are apart from the ledger, for their keys are stored as they are.
+    /// The operator's client certificates. They are separate from the ledger, because their keys are not encrypted.
     pub fn clients(&self, name: &str) -> PathBuf {
         self.root.join("clients").join(name)
     }

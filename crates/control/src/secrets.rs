@@ -17,7 +17,7 @@ const CONTROL_CA_VALIDITY: SignedDuration = SignedDuration::from_hours(24 * 365 
 /// A controller's own certificate lives as long as its run, and a day is more than that.
 pub(crate) const CONTROLLER_VALIDITY: SignedDuration = SignedDuration::from_hours(24);
 
-/// Makes or takes in what is missing.
+/// Creates or reads what is missing.
 pub(crate) fn make(
     ledger: &mut Ledger,
     kinds: &BTreeSet<SecretKind>,
@@ -69,8 +69,8 @@ fn client_authority(
     Ok(record(authority.certificate_pem().to_owned(), Some(authority.key_pem().clone()), authority.not_after()))
 }
 
-/// Peers trust a CA that signs for nobody else, no matter who signs for clients: it is always made here. Where they have
-/// `shared` that of clients until now, both are trusted at first.
+/// Peers trust a CA that signs only for them, whoever signs for clients: it is always created here. If they have used
+/// the clients' CA (`shared`) until now, both are trusted at first.
 fn peer_plane(
     spec: &ClusterSpec,
     shared: Option<&AuthorityRecord>,

@@ -46,7 +46,7 @@ fn compress(file: &Path) -> Result<(), ImageError> {
     fs::rename(&compressed, file).map_err(ImageError::file("put in place", file))
 }
 
-/// When the root disk does not show up, it says so on the console, and the machine starts again.
+/// If the root disk does not appear, it says so on the console and reboots.
 fn script(modules: &[String]) -> String {
     let label = disk::LABEL;
     format!(

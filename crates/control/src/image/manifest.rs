@@ -32,7 +32,7 @@ pub struct Manifest {
 pub struct Package {
     pub name: String,
     pub version: String,
-    /// Of the package's file; absent where the sources no longer say.
+    /// Checksum of the package's file; absent if the sources no longer have it.
     pub sha256: Option<String>,
 }
 

@@ -20,7 +20,7 @@ pub use import::{ImportOptions, UploadOptions, import, upload};
 pub use manifest::{Manifest, Package};
 pub use quorate_providers::{Imported, Uploaded};
 
-/// What an image is built of.
+/// The options of an image.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Where the image is written; its manifest is written next to it.
@@ -33,7 +33,7 @@ pub struct Options {
     pub sources: Option<String>,
     /// Further packages, such as fluent-bit where the sources have it.
     pub packages: Vec<String>,
-    /// The major version of PostgreSQL that its machines can run too, with all that its members need.
+    /// The major version of PostgreSQL that its machines can also run, with all needed programs.
     pub postgres: Option<u16>,
     /// Whether its machines are instances of EC2, which read their seed from the metadata service.
     pub ec2: bool,
@@ -81,8 +81,8 @@ impl ImageError {
     }
 }
 
-/// Builds the image and says how far it is. What an interrupted build left is removed first; the image is there whole or not
-/// at all.
+/// Builds the image and reports progress. Leftovers of an interrupted build are removed first; the image is complete or
+/// absent.
 pub fn build(options: &Options, say: &dyn Fn(&str)) -> Result<Manifest, ImageError> {
     check(options)?;
     let scratch = Scratch::new(&options.output)?;
@@ -133,7 +133,7 @@ fn check(options: &Options) -> Result<(), ImageError> {
     }
 }
 
-/// Next to the output, so that a rename ends the build. It goes when the build ends, however that is.
+/// Next to the output, so that the build ends with a rename. Removed when the build ends.
 struct Scratch(PathBuf);
 
 impl Scratch {

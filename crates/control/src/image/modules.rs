@@ -21,7 +21,7 @@ const DRIVERS: [&str; 9] = [
     "libcrc32c",
     "ext4",
 ];
-/// Disks of EC2. Its networks are udev's affair, which finds their driver in the root file system.
+/// Disks of EC2. udev finds the drivers of its networks in the root file system.
 const OF_EC2: &str = "nvme";
 
 /// A module as it is loaded.

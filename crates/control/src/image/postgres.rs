@@ -47,7 +47,7 @@ pub(super) fn packages(version: u16) -> Vec<String> {
     std::iter::once(server).chain(PACKAGES.map(str::to_owned)).collect()
 }
 
-/// Puts Patroni below `root`, and says what it is.
+/// Installs Patroni below `root`, and returns its version.
 pub(super) fn put_patroni(root: &Path, scratch: &Path) -> Result<Package, ImageError> {
     let pip = || {
         let mut pip = Command::new("pip3");

@@ -15,7 +15,7 @@ use crate::key::{KeyError, Ring};
 
 /// The field next to those of the ledger.
 const FIELD: &str = "sealed";
-/// What stands for a secret, before its number.
+/// The prefix of a secret's placeholder, before its number.
 const MARK: &str = "sealed:";
 /// age's own armour.
 const LABEL: &str = "AGE ENCRYPTED FILE";
@@ -29,7 +29,7 @@ pub(super) struct Sealed {
     secrets: String,
 }
 
-/// The encrypted part that was made or opened last, and what is in it.
+/// The encrypted part that was created or opened last, and its content.
 #[derive(Clone, Default)]
 pub(super) struct Cache(Arc<Mutex<Option<Opened>>>);
 

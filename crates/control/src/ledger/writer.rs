@@ -9,7 +9,7 @@ use serde_json::error::Category;
 
 use super::LedgerError;
 
-/// What a ledger says of itself, in every format.
+/// The header of a ledger, in every format.
 #[derive(Deserialize)]
 pub(super) struct Head {
     pub(super) format: u32,

@@ -34,17 +34,17 @@ use quorate_providers::NewMachine;
 
 /// How long a new machine has to come up and enrol.
 const ENROLMENT_TIME: SignedDuration = SignedDuration::from_hours(1);
-/// How long a front may take to be told of a member that is about to be stopped.
+/// The time limit for notifying a front about a member that is about to be stopped.
 const TELLING: Duration = Duration::from_secs(3);
 
-/// What each agent that is to be enrolled answered, or why it is not.
+/// The answer of each agent to enrol, or why it is not enrolled.
 type Answers = BTreeMap<MemberName, Result<EnrolAnswer, String>>;
-/// What each machine is to be given, or why nothing could be signed for it.
+/// The certificates for each machine, or why nothing could be signed for it.
 type Signed = BTreeMap<MemberName, Result<Order, String>>;
 type Requests<'a> = Option<&'a BTreeMap<CertificateUse, String>>;
 
 impl Controller {
-    /// Does the steps of one decision.
+    /// Carries out the steps of one decision.
     pub(crate) async fn act(
         &self,
         desired: &Desired,
@@ -52,14 +52,14 @@ impl Controller {
         steps: &[Step],
         reporter: &dyn Reporter,
     ) -> Result<(), ControlError> {
-        // What concerns the ledger alone is done by writing it.
+        // Ledger-only steps are done by writing it.
         let of_the_ledger = || steps.iter().filter(|s| s.action.is_recorded());
         of_the_ledger().for_each(|step| reporter.report(Event::Begins(step)));
         self.remember_before(desired, steps)?;
         of_the_ledger().for_each(|step| reporter.report(Event::Done(step)));
         let answers = self.enrolments(steps).await?;
         let signed = self.sign(desired, seen, steps, &answers)?;
-        // What the controller does itself comes first, so that its errors do.
+        // The controller's own steps come first, so that their errors do.
         let mut by_place: BTreeMap<Option<&MemberName>, Vec<&Step>> = BTreeMap::new();
         for step in steps.iter().filter(|s| !s.action.is_recorded()) {
             by_place.entry(step.action.member()).or_default().push(step);
@@ -128,8 +128,7 @@ impl Controller {
         Ok(())
     }
 
-    /// Lets every agent that is to be enrolled prove itself, and binds each token to the key that did, before anything is
-    /// signed.
+    /// Asks every agent to enrol for its proof, and binds each token to the proven key, before anything is signed.
     async fn enrolments(&self, steps: &[Step]) -> Result<Answers, ControlError> {
         let members: Vec<&MemberName> = steps
             .iter()
@@ -180,13 +179,13 @@ impl Controller {
         signed: &Signed,
     ) -> Result<(), ControlError> {
         if is_for_the_provider(&step.action) {
-            // A provider knows no fence.
+            // Providers have no fencing.
             self.held.confirm(Timestamp::now())?;
         }
         match &step.action {
             Action::CreateMachine { member, incarnation, data } => {
                 let made = self.create(desired, member, *incarnation, *data).await;
-                // What failed may have failed because another controller has swept this one's drafts away.
+                // A failure may be caused by another controller that has removed this one's drafts.
                 if made.is_err() {
                     self.held.confirm(Timestamp::now())?
                 }
@@ -335,8 +334,8 @@ impl Controller {
         }
     }
 
-    /// Has every front open no connections to a member that this step stops, for at most this time; or open them again. Says whether there
-    /// was one to tell. One that cannot be told only finds out by its probe.
+    /// Stops every front from opening connections to a member that this step stops, for at most this time; or allows them again. Returns
+    /// whether there was a front to notify. One that cannot be notified relies on its probe.
     async fn drain(&self, step: &Step, time: Option<SignedDuration>) -> bool {
         let ledger = self.held.ledger();
         let Some((member, fronts)) = front::to_be_told(&ledger, &step.action) else { return false };
@@ -347,8 +346,8 @@ impl Controller {
         !told.is_empty()
     }
 
-    /// With HAProxy, new clients wait in its queue while the primary changes. One that cannot be told only finds out by its health checks. What
-    /// becomes of an order is no reason to wait: agents let clients through by themselves, and repeat a release that was not confirmed.
+    /// With HAProxy, new clients wait in its queue while the primary changes. One that cannot be notified relies on its health checks.
+    /// Failed orders do not matter: agents release clients by themselves, and repeat an unconfirmed release.
     async fn switch_over(&self, step: &Step, member: &MemberName, to: &MemberName) -> Result<(), ControlError> {
         let ledger = self.held.ledger();
         let Some(order) = postgres::orders::order(&ledger, step) else { return Ok(()) };
@@ -447,8 +446,8 @@ impl Controller {
         Ok(Authority::load_undated(certificate, key)?.sign(request, &wish, now)?)
     }
 
-    /// Signs for every machine that is to get certificates. Before any of them does, the ledger knows what was signed: only what
-    /// is recorded can be revoked when the machine is gone.
+    /// Signs for every machine that needs certificates. The ledger records them before any machine gets them, because only
+    /// recorded certificates can be revoked when the machine is gone.
     fn sign(
         &self,
         desired: &Desired,
@@ -474,8 +473,8 @@ impl Controller {
         Ok(signed)
     }
 
-    /// What etcd would accept of the certificates in an order. Brought ones have their key with them. An agent's own names its
-    /// machine, and no controller speaks to a former one.
+    /// The certificates in an order that etcd would accept. User-provided ones come with their key. An agent's own names its
+    /// machine, and no controller connects to a former one.
     fn leaves(&self, member: &MemberName, order: &Order) -> Result<Vec<MachineCertificate>, ControlError> {
         let Order::InstallCertificates { certificates, .. } = order else { return Ok(Vec::new()) };
         let recorded = || self.held.ledger().members.get(member).map(|record| record.incarnation);
@@ -514,7 +513,7 @@ impl Controller {
         let trust = ledger.authorities.client.as_ref().map(|a| a.certificate.clone()).unwrap_or_default();
         let own = self.sign_for_agent(member, request(CertificateUse::Agent)?)?;
         let mut certificates = BTreeMap::from([(CertificateUse::Agent, Certificate { chain: own, key: None })]);
-        // It is decided apart from the others, because etcd must ask who somebody is before it exists.
+        // It is decided separately, because etcd must authenticate users before it exists.
         if uses.contains(&CertificateUse::Front) {
             let wish = self.front_wish(desired, member);
             let chain = sign(ledger.authorities.client.as_ref(), request(CertificateUse::Front)?, &wish)?;
@@ -535,7 +534,7 @@ impl Controller {
         if let Some(peers) = &ledger.authorities.peer {
             let signing = peers.signing();
             let shown = match signing {
-                // Its key is not here: peers still show what clients are shown.
+                // Its key is not here: peers still use the client-facing certificate.
                 Some(AuthorityRecord { key: None, .. }) => member_certificate.clone(),
                 _ => {
                     let wish = self.member_wish(desired, member, CertificateUse::Peer);
@@ -564,7 +563,8 @@ impl Controller {
         Ok(Order::InstallCertificates { trust, certificates })
     }
 
-    /// It shows clients the name that they have dialled, and members that the cluster knows it. Nobody's name is in it, so it has no rights.
+    /// For clients it has the name that they connect to, and for members it proves that the cluster signed it. It names no user, so it has
+    /// no permissions.
     fn front_wish(&self, desired: &Desired, member: &MemberName) -> LeafWish {
         LeafWish {
             common_name: String::new(),
@@ -601,15 +601,15 @@ impl Controller {
     }
 }
 
-/// The token of a machine that is made. One that was given out for it and not used yet is used again: an earlier attempt may have made
-/// the machine after all, and it knows no other.
+/// The token of a new machine. An unused token is used again: an earlier attempt may have created the machine after all, and it knows
+/// no other.
 fn enrolment(known: Option<Enrolment>, now: Timestamp) -> Enrolment {
     let has_time = |known: &Enrolment| known.expires.duration_since(now) > ENROLMENT_TIME / 2;
     let fresh = || Enrolment { token: quorate_pki::random_token(), expires: now + ENROLMENT_TIME, bound_key: None };
     known.filter(|known| known.bound_key.is_none() && has_time(known)).unwrap_or_else(fresh)
 }
 
-/// What an agent wants to have signed: as it was last seen, or as it says while it is enrolled.
+/// An agent's signing requests: as last reported, or as sent during enrolment.
 fn requests<'a>(seen: &'a Observation, member: &MemberName, answers: &'a Answers) -> Requests<'a> {
     let enrolled = || answers.get(member).and_then(|answer| answer.as_ref().ok()).map(|answer| &answer.requests);
     seen.facts(member).map(|facts| &facts.requests).or_else(enrolled)

@@ -46,7 +46,7 @@ pub enum ControlError {
     OutOfPatience {
         waited: Duration,
         waiting: Vec<WaitingFor>,
-        /// What machines said last whose agents never answered.
+        /// The last console output of machines whose agents never answered.
         last_words: Vec<(MemberName, String)>,
     },
 }
@@ -64,7 +64,7 @@ fn consoles(last_words: &[(MemberName, String)]) -> String {
 }
 
 impl ControlError {
-    /// What went wrong, whatever it kept from being done.
+    /// The error, whatever step it prevented.
     pub fn cause(&self) -> &Self {
         match self {
             ControlError::Step { source, .. } => source.cause(),

@@ -98,7 +98,7 @@ struct Request {
 }
 
 impl Request {
-    /// Asks for the next incarnation, unless somebody else did so since it was shown.
+    /// Requests the next incarnation, unless another run did so since it was shown.
     fn note(&self, ledger: &mut Ledger) {
         super::add(&mut ledger.downtime, &self.downtime);
         match &self.change {

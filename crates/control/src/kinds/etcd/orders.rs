@@ -18,7 +18,7 @@ pub(crate) fn start(ledger: &Ledger, member: &MemberName, expects: &Precondition
     Order::Etcd(EtcdOrder::Start { expects, bootstrap, peers })
 }
 
-/// Where a restore has begun, what runs on other data gives that up: clients wait, and nothing is gained by a gentle end.
+/// If a restore has begun, members on other data are stopped at once: clients wait, and a graceful stop gains nothing.
 pub(crate) fn stop(formation: &Formation) -> Order {
     match formation {
         Formation::Restoring { .. } => Order::Etcd(EtcdOrder::Halt),

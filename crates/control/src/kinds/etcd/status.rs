@@ -32,7 +32,7 @@ pub struct Status {
     pub cluster: String,
     pub cluster_id: String,
     pub provider: String,
-    /// The one address for all clients, where there is one.
+    /// The one address for all clients, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub url: Option<String>,
     pub formation: &'static str,
@@ -45,11 +45,11 @@ pub struct Status {
     pub quorum: usize,
     pub failures_survived: usize,
     pub members: Vec<MemberStatus>,
-    /// Machines that only lead clients to members.
+    /// Machines that only forward clients to members.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub proxies: Vec<ProxyStatus>,
     pub alarms: Vec<AlarmStatus>,
-    /// What an `apply` would have to deal with.
+    /// Problems for the next `apply`.
     pub pending: Pending,
     /// What was confirmed and is not carried out yet.
     pub requests: Vec<requests::Open>,
@@ -57,9 +57,9 @@ pub struct Status {
     pub renew_by: Option<Timestamp>,
     /// When the first of the CAs expires.
     pub ca_expires: Option<Timestamp>,
-    /// Absent where the spec wants no backups.
+    /// Absent if the spec wants no backups.
     pub backup: Option<BackupStatus>,
-    /// Of a cluster of PostgreSQL alone.
+    /// For PostgreSQL clusters only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub postgres: Option<PostgresStatus>,
 }
@@ -75,7 +75,7 @@ pub enum Verdict {
     Down,
     /// This program does not understand the agents, so it cannot say whether the cluster serves.
     Unknown,
-    /// Its machines are switched off, by the operator's wish.
+    /// Its machines are switched off, as the operator requested.
     Off,
     /// It is not formed yet.
     Unformed,
@@ -92,13 +92,13 @@ pub struct MemberStatus {
     pub role: Option<&'static str>,
     /// One word: healthy, unhealthy, starting, stopped, failing, off, unseen, untrusted, other_protocol, unenrolled, absent.
     pub health: &'static str,
-    /// Why, where it is not healthy.
+    /// Why it is not healthy.
     pub why: Option<String>,
     pub version: Option<String>,
     pub db_size: Option<u64>,
     pub db_quota: u64,
     pub raft_index: Option<u64>,
-    /// Entries behind the leader, where one answered.
+    /// Entries behind the leader, if a leader answered.
     pub raft_lag: Option<u64>,
     pub certificate_days_left: Option<i64>,
     /// The same in full, for people.
@@ -110,18 +110,18 @@ pub struct MemberStatus {
     pub restarts: Option<u32>,
     /// The slowest of some durable writes on its disk, before etcd had data there; not reported for local machines.
     pub fsync_micros: Option<u64>,
-    /// Why the configuration for forwarding its logs is not followed, where it is not.
+    /// Why the configuration of its log forwarding cannot be followed.
     pub log_source_trouble: Option<String>,
-    /// Of a member of a PostgreSQL cluster alone.
+    /// For members of PostgreSQL clusters only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub postgres: Option<PostgresMember>,
 }
 
 impl MemberStatus {
-    /// What etcd's disk should do, by etcd's own guidance: 99 of 100 durable writes within 10 ms.
+    /// etcd's recommendation for its disk: 99 of 100 durable writes within 10 ms.
     const FSYNC_MICROS: u64 = 10_000;
 
-    /// How long a durable write takes on its disk, where that is too long for etcd.
+    /// How long a durable write takes on its disk, if that is too long for etcd.
     pub fn slow_disk(&self) -> Option<u64> {
         self.fsync_micros.filter(|micros| *micros > Self::FSYNC_MICROS)
     }
@@ -192,7 +192,7 @@ impl Pending {
     }
 }
 
-/// Looks at one cluster, without its lock.
+/// Observes one cluster, without its lock.
 pub async fn status(home: &Home, ledger: &Ledger, brought: &BroughtFiles) -> Result<Status, ControlError> {
     let mut sight = Sight::new(home.observer(ledger));
     let seen = sight.glance(ledger, None).await?;
@@ -203,7 +203,7 @@ pub async fn status(home: &Home, ledger: &Ledger, brought: &BroughtFiles) -> Res
     Ok(summarize(ledger, &seen, &decide(&desired, &seen)))
 }
 
-/// The clusters that this home remembers.
+/// The clusters in this home directory.
 pub fn known_clusters(home: &Home) -> Vec<String> {
     let entries = std::fs::read_dir(home.clusters()).into_iter().flatten().flatten();
     let mut names: Vec<String> = entries
@@ -231,7 +231,7 @@ fn summarize_etcd(ledger: &Ledger, seen: &Observation, decision: &Decision) -> S
     let alarms = alarms(seen);
     let foreign = other_programs(seen);
     let verdict = match verdict(ledger, voters, healthy) {
-        // It answers reads, and that is not enough.
+        // It answers reads, which is not enough.
         Verdict::Healthy if alarms.iter().any(AlarmStatus::stops_clients) => Verdict::Degraded,
         Verdict::Down if ledger.etcd.formation.is_formed() && healthy + foreign.len() >= quorum => Verdict::Unknown,
         other => other,
@@ -257,7 +257,7 @@ fn summarize_etcd(ledger: &Ledger, seen: &Observation, decision: &Decision) -> S
             Some(alarm) if verdict == Verdict::Degraded => {
                 format!("degraded: {}; {}", alarm.means(), safety::healthy_of(healthy, voters))
             }
-            // What is refused now is refused to `apply` too.
+            // `apply` would refuse the same.
             None if verdict == Verdict::Unformed && !decision.blocked.is_empty() => {
                 String::from("not bootstrapped yet")
             }
@@ -279,7 +279,7 @@ fn summarize_etcd(ledger: &Ledger, seen: &Observation, decision: &Decision) -> S
     }
 }
 
-/// As etcd lists them; where no member has a quorum, as the ledger remembers them.
+/// As etcd lists them; if no member has a quorum, as in the ledger.
 fn count_voters(ledger: &Ledger, seen: &Observation, members: &[MemberStatus]) -> (usize, usize) {
     let told = statuses(seen).filter(|s| s.healthy && !s.is_learner).max_by_key(|s| s.raft_applied_index);
     // A former machine that was removed may not know it yet.
@@ -298,8 +298,7 @@ fn count_voters(ledger: &Ledger, seen: &Observation, members: &[MemberStatus]) -
     (voters, healthy)
 }
 
-/// The members of the spec, those of the running cluster that the spec does not name any more, and machines of ours that wait for
-/// their end.
+/// The members of the spec, other members of the running cluster, and machines of this cluster that will be destroyed.
 pub(crate) fn known_members(ledger: &Ledger, seen: &Observation) -> Vec<MemberName> {
     let mut names: Vec<MemberName> = ledger.spec.members.iter().map(|m| m.name.as_str().into()).collect();
     let etcd = ledger.etcd.formation.members().into_iter().flat_map(|members| members.keys());

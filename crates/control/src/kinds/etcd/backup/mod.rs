@@ -85,7 +85,7 @@ pub enum BackupError {
 }
 
 impl BackupError {
-    /// Whether the same may well succeed later, with nothing done about it.
+    /// Whether the same attempt may succeed later, without any intervention.
     pub fn is_passing(&self) -> bool {
         match self {
             BackupError::Backup(error) => error.is_passing(),

@@ -15,15 +15,15 @@ use crate::home::Home;
 use crate::ledger::{LedgerError, Store};
 use quorate_core::text::{plural, with_causes};
 
-/// A controller that holds the lock is waited for so long.
+/// How long to wait for a controller that holds the lock.
 pub(super) const PATIENCE: Duration = Duration::from_secs(15);
 pub(super) const PAUSE: Duration = Duration::from_millis(250);
 
-/// So many are enough: anyone who can write to the store could fill the ledger.
+/// A limit, because anyone who can write to the store could fill the ledger.
 const FORGED: usize = 3;
 
-/// What a catalog says, with the changes that were recorded last. `None` where there is no backup that could be restored: what the ledger
-/// said before is no longer so then.
+/// What a catalog contains, with the last recorded changes. `None` if no backup can be restored: the ledger's earlier record is then
+/// outdated.
 pub(super) fn record(catalog: &Catalog, last: Option<&SegmentManifest>) -> Option<BackupRecord> {
     let whole = || catalog.fulls.iter().rev().filter(|full| full.damage.is_empty());
     let newest = whole().next()?;
@@ -54,7 +54,7 @@ fn unsigned(revision: i64) -> u64 {
     u64::try_from(revision).unwrap_or(0)
 }
 
-/// Notes it in the ledger, unless another controller holds that for long. Returns whether it was done.
+/// Records it in the ledger, unless another controller holds that for long. Returns whether it was done.
 pub(crate) async fn write(home: &Home, ledger: &Ledger, record: Option<&BackupRecord>) -> Result<bool, LedgerError> {
     let store = home.store(ledger.spec.name.as_str());
     let until = tokio::time::Instant::now() + PATIENCE;
@@ -86,17 +86,17 @@ pub(crate) fn ledger_of_now(home: &Home, known: &Ledger) -> Ledger {
     read.ok().flatten().filter(same).unwrap_or_else(|| known.clone())
 }
 
-/// What became of the verified backup that the ledger notes.
+/// The state of the verified backup in the ledger.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Confirmed {
-    /// The note, with the revision that the backup still leads to; none where it cannot be relied on.
+    /// The record, with the revision that the backup still reaches; none if it cannot be relied on.
     pub verified: Option<BackupNote>,
     /// Why not.
     pub why_not: Option<String>,
 }
 
-/// Asks the store whether it still has the verified backup that the ledger notes: signed, of the right size with all changes that the note
-/// speaks of, and not found damaged since. The ledger remembers what was there once.
+/// Checks whether the store still has the verified backup of the ledger: signed, with the right sizes of all recorded changes, and not
+/// found damaged since. The ledger only remembers what was there once.
 pub async fn confirm(ledger: &Ledger) -> Confirmed {
     let Some(note) = ledger.backups.as_ref().and_then(|backups| backups.verified.as_ref()) else {
         return Confirmed { verified: None, why_not: None };
@@ -132,7 +132,7 @@ async fn still_leads_to(ledger: &Ledger, note: &BackupNote) -> Result<u64, Strin
     Ok(note.revision.min(unsigned(reached)))
 }
 
-/// How a cluster stands with its backups, as far as the ledger knows.
+/// The state of a cluster's backups, according to the ledger.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct BackupStatus {
     /// The newest full backup.
@@ -141,14 +141,14 @@ pub struct BackupStatus {
     pub verified: Option<NoteStatus>,
     /// The public key that signs them.
     pub signed_by: Option<String>,
-    /// What is wrong, in words; nothing where all is as the spec wants it.
+    /// The problem; empty if everything is as the spec wants it.
     pub problems: Vec<String>,
 }
 
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct NoteStatus {
     pub id: String,
-    /// Up to when it goes, recorded changes included.
+    /// The time that it reaches, including recorded changes.
     pub at: Timestamp,
     pub revision: u64,
     pub verified_at: Option<Timestamp>,
@@ -161,7 +161,7 @@ impl From<&BackupNote> for NoteStatus {
     }
 }
 
-/// `None` where the spec wants no backups.
+/// `None` if the spec wants no backups.
 pub fn standing(ledger: &Ledger, now: Timestamp) -> Option<BackupStatus> {
     let settings = ledger.spec.backup.as_ref()?;
     let record = ledger.backups.as_ref();
@@ -199,17 +199,17 @@ pub fn standing(ledger: &Ledger, now: Timestamp) -> Option<BackupStatus> {
     })
 }
 
-/// When the full backup was begun. What was recorded on top of it since makes it no younger: the schedule is of full ones.
+/// When the full backup was begun. Changes on top of it do not matter here: the schedule is for full ones.
 fn begun(note: &BackupNote) -> Timestamp {
     note.id.parse::<BackupId>().map_or(note.at, |id| id.begun())
 }
 
-/// One that is being made when it is due is not late yet.
+/// A backup that is being taken when it is due is not late yet.
 fn is_late(age: SignedDuration, schedule_ms: u64) -> bool {
     age.as_millis() > i128::from(schedule_ms) + i128::from(schedule_ms / 10)
 }
 
-/// In the largest unit that is not nothing.
+/// In the largest non-zero unit.
 pub(super) fn in_words(age: SignedDuration) -> String {
     let seconds = age.as_secs().max(0);
     let (number, unit) = match seconds {

@@ -14,12 +14,12 @@ use quorate_core::spec::{self, BackupSettings, ClusterSpec, Destination, Keep, S
 
 use super::BackupError;
 
-/// The places that hold a cluster's backups, and how the spec wants them to be made.
+/// The stores of a cluster's backups, and the spec's settings for them.
 #[derive(Clone, Debug)]
 pub struct Vault {
     pub cluster: String,
     pub first: Store,
-    /// Gets all that the first one gets. Where it cannot be used, that is no reason to do without the first.
+    /// Gets a copy of everything. If it cannot be used, the first one still is.
     pub second: Option<Result<Store, Arc<BackupError>>>,
     pub settings: Settings,
     pub keep: Keep,
@@ -27,7 +27,7 @@ pub struct Vault {
     pub schedule: SignedDuration,
 }
 
-/// Which of the two places is read.
+/// The store that is read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Which {
     First,
@@ -73,7 +73,7 @@ impl Vault {
     }
 }
 
-/// Opens one of the two places, and does not look at the other: that may be gone.
+/// Opens one of the two stores, without opening the other one, which may be gone.
 pub fn open_store(spec: &ClusterSpec, which: Which) -> Result<Store, BackupError> {
     let backup = settings_of(spec)?;
     let destination = match which {
@@ -89,7 +89,7 @@ fn settings_of(spec: &ClusterSpec) -> Result<&BackupSettings, BackupError> {
     spec.backup.as_ref().ok_or_else(|| BackupError::NoSettings { cluster: spec.name.to_string() })
 }
 
-/// What there is of a cluster. Where its id is not known, that of the newest backup counts: a name may have been used before.
+/// The backups of a cluster. If its id is not known, that of the newest backup counts: a name may have been used before.
 pub async fn catalog_of(
     store: &Store,
     cluster: &str,

@@ -8,8 +8,8 @@ use super::{catalog_of, is_what_was_taken};
 use crate::kinds::etcd::backup::signing::trust_of;
 use crate::kinds::etcd::backup::{BackupError, Confirmed, Which, open_store};
 
-/// Asks the store: the ledger remembers what was there once. The backup must be signed, verified, have the list of files that was signed, and all
-/// files that it had then.
+/// Checks the store, because the ledger only remembers what was there once. The backup must be signed and verified, with the signed list of
+/// files, and all files that it had then.
 pub async fn confirm(ledger: &Ledger) -> Confirmed {
     let Some(note) = ledger.backups.as_ref().and_then(|backups| backups.verified.as_ref()) else {
         return Confirmed { verified: None, why_not: None };

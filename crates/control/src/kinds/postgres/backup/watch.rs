@@ -15,7 +15,7 @@ use crate::home::Home;
 use crate::kinds::etcd::backup::signing::with_key;
 use crate::kinds::etcd::backup::{BackupError, Doing, Teller, Vault};
 
-/// How often is looked whether something is due.
+/// How often to check whether something is due.
 const TICK: Duration = Duration::from_secs(5);
 const LONGEST_PAUSE: Duration = Duration::from_secs(300);
 
@@ -27,7 +27,7 @@ pub struct Watching<'a> {
     pub teller: &'a dyn Teller,
 }
 
-/// Watches until `stop` becomes true. A backup that is under way then goes on without it.
+/// Watches until `stop` becomes true. A backup in progress then continues without it.
 pub async fn watch(watching: &Watching<'_>, mut stop: watch::Receiver<bool>) -> Result<(), BackupError> {
     let mut pause = TICK;
     loop {
