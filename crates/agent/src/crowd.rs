@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn in_a_flood_from_the_same_address_who_came_first_goes_no_sooner_than_others() {
+    async fn in_a_flood_from_one_address_early_connections_are_not_closed_first() {
         let from = Some(IpAddr::from(FLOOD));
         let mut stayed = 0;
         for _ in 0..200 {
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_has_a_whole_ipv6_network_is_one_source() {
+    async fn an_ipv6_network_counts_as_one_source() {
         let mut crowd = Crowd::new(64);
         let controller = stay(&mut crowd, Some("2001:db8:0:1::1".parse().unwrap()));
         for host in 1..2000_u128 {
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_is_done_frees_a_place() {
+    async fn a_finished_connection_frees_its_place() {
         let mut crowd = Crowd::new(2);
         let waits = stay(&mut crowd, None);
         for _ in 0..100 {

@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn with_a_disk_of_its_own_all_that_belongs_to_the_data_lies_on_it() {
+    fn with_a_separate_disk_everything_of_the_data_is_stored_on_it() {
         let root = tempfile::tempdir().unwrap();
         let layout = Layout::new(root.path()).unwrap();
         assert_eq!(layout.data(), root.path().join("var/lib/etcd"));

@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_name_and_a_port_that_do_not_answer_are_told_apart() {
+    async fn an_unresolvable_name_and_a_closed_port_have_different_errors() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         assert_eq!(trouble("127.0.0.1", port).await, None);

@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn what_apt_says_is_told_in_its_words() {
+    fn apts_output_is_reported_unchanged() {
         let printed = "Reading package lists...\nCalculating upgrade...\n3 upgraded, 1 newly installed, 0 to remove and 2 not upgraded.\n\
                        Setting up libc6 (2.36-9) ...\n";
         assert_eq!(summary(printed), "3 upgraded, 1 newly installed, 0 to remove and 2 not upgraded");

@@ -76,7 +76,7 @@ mod tests {
     const SMALL: u64 = 64 << 10;
 
     #[test]
-    fn a_log_that_somebody_holds_open_stays_small_and_goes_on() {
+    fn a_log_that_a_process_holds_open_stays_small_and_continues() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("etcd.log");
         let mut log = files::open_log(&path).unwrap();

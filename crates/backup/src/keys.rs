@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn the_key_of_another_backup_is_told() {
+    fn the_key_of_another_backup_is_reported() {
         let (one, public) = operator();
         let recipients = Recipients::parse(&[public]).unwrap().unwrap();
         let sealed = BackupKey::generate().wrap(&recipients).unwrap();
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_key_is_told() {
+    fn an_invalid_key_is_reported() {
         assert!(matches!(Recipients::parse(&[String::from("ssh-rsa x")]), Err(KeyError::NotARecipient(_))));
         assert!(Recipients::parse(&[]).unwrap().is_none());
         assert!(matches!(Identities::parse(&Secret::new("age1abc")), Err(KeyError::NotAnIdentity)));

@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_goes_in_comes_out_in_parts_that_a_store_takes() {
+    async fn data_is_restored_from_parts_of_the_stores_size() {
         let plain: Vec<u8> = (0..3_000_000_u32).flat_map(|n| n.wrapping_mul(2_654_435_761).to_be_bytes()).collect();
         for key in [None, Some(BackupKey::generate())] {
             let Sealing { input, mut output, done } = seal(1, key.as_ref().map(BackupKey::recipient));

@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_verified_one_never_goes() {
+    fn the_last_verified_one_is_never_deleted() {
         let all = [
             at("2026-11-01T00:00:00Z", true),
             at("2026-11-02T00:00:00Z", true),

@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn an_hour_of_skew_is_let_pass() {
+    fn an_hour_of_clock_skew_is_tolerated() {
         let at = |seconds| Trust::anything(Timestamp::UNIX_EPOCH + SignedDuration::from_secs(seconds));
         assert!(!is_of_the_future(&at(-3600), &id()) && is_of_the_future(&at(-3601), &id()));
     }

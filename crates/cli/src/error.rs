@@ -243,7 +243,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_error_is_told_with_its_causes_and_a_hint() {
+    fn an_error_is_printed_with_its_causes_and_a_hint() {
         let denied = io::Error::new(io::ErrorKind::PermissionDenied, "permission denied");
         let error = Error::file("read", "/a.yaml")(denied);
         assert_eq!(error.render(None), "error: /a.yaml cannot be read\n  because: permission denied\n");
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_has_an_exit_code_of_its_own() {
+    fn a_held_lock_has_a_separate_exit_code() {
         let lost = LedgerError::Lost { by: None };
         assert_eq!(Error::from(ControlError::from(lost)).exit(), Exit::Locked);
         assert_eq!(Error::Declined.exit(), Exit::Error);

@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn other_steps_are_told_with_the_first_difference() {
+    fn different_steps_are_reported_with_the_first_difference() {
         let (_directory, reviewed) = reviewed(cluster(Some("a"), &["one", "two", "three"]));
         let told = reviewed.differences(&cluster(Some("a"), &["one", "three", "four"])).unwrap();
         let expected = "  cluster demo: 3 steps planned, and 3 are needed now

@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_is_ahead_for_one_run_forgets_no_revocation() {
+    fn a_clock_that_is_ahead_for_one_run_loses_no_revocation() {
         let now = Timestamp::now();
         let spec = generated("demo", 1, DEFAULT, ClientAuth::Certificate).unwrap().clusters.remove(0);
         let mut ledger = Ledger::new(String::from("c"), spec.clone());

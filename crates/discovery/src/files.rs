@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_was_answered_is_there_after_a_restart_and_indexes_go_on() {
+    async fn answered_registrations_survive_a_restart_and_indexes_continue() {
         let dir = tempfile::tempdir().unwrap();
         let token = Token::random();
         let store = Files::open(dir.path(), LIMITS).unwrap();
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn those_who_wait_hear_of_registrations_and_of_the_end() {
+    async fn waiting_clients_are_notified_of_registrations_and_of_the_end() {
         let dir = tempfile::tempdir().unwrap();
         let token = Token::random();
         let store = Files::open(dir.path(), LIMITS).unwrap();
@@ -450,7 +450,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn registrations_at_the_same_moment_get_indexes_of_their_own() {
+    async fn simultaneous_registrations_get_different_indexes() {
         let dir = tempfile::tempdir().unwrap();
         let token = Token::random();
         let store = Files::open(dir.path(), LIMITS).unwrap();

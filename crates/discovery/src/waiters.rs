@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn those_who_wait_for_the_token_are_woken_and_nobody_else() {
+    async fn only_clients_that_wait_for_the_token_are_woken() {
         let (waiters, one, other) = (Waiters::default(), Token::random(), Token::random());
         let (mut waits, sleeps) = (waiters.subscribe(&one), waiters.subscribe(&other));
         waiters.wake(&one);

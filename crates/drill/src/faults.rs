@@ -315,7 +315,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_fault_left_goes_with_its_harm() {
+    fn what_a_fault_left_is_removed_with_its_harm() {
         let directory = tempfile::tempdir().unwrap();
         let (file, tree) = (directory.path().join("filler"), directory.path().join("old"));
         fs::write(&file, "x").unwrap();
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stopped_process_goes_on_when_the_harm_is_dropped() {
+    fn a_stopped_process_continues_when_the_harm_is_dropped() {
         let mut child = std::process::Command::new("sleep").arg("30").spawn().unwrap();
         let state = || {
             let stat = fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap();

@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_none_is_told_with_its_line() {
+    fn a_malformed_file_is_reported_with_its_line() {
         let error = Record::read("{\"mark\":{}}\n".as_bytes()).unwrap_err();
         assert!(error.to_string().starts_with("line 1: "), "{error}");
     }

@@ -34,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_verifier_is_stable_and_tells_users_clusters_and_passwords_apart() {
+    fn a_verifier_is_stable_and_differs_between_users_clusters_and_passwords() {
         let verifier = |cluster: &str, user: &str, password: &str| {
             scram_verifier(cluster, user, &Secret::new(password)).expose().to_owned()
         };

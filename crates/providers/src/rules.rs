@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn by_group_nobody_else_comes_in() {
+    fn access_by_group_rejects_everyone_else() {
         let openings = [
             opening(Audience::Clients, &[2379], None),
             opening(Audience::Operators, &[22], None),

@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn cloud_init_is_told_addresses_by_mac() {
+    fn cloud_init_gets_addresses_by_mac() {
         let config = network_config(&machine());
         let first = &config["ethernets"]["quorate0"];
         assert_eq!(first["match"]["macaddress"], "52:54:00:00:00:01");

@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn licences_with_exceptions_are_licences_of_their_own() {
+    fn licences_with_exceptions_are_separate_licences() {
         let allowed = BTreeSet::from(["MIT"]);
         let fits =
             |text: &str| Expression::read(text).is_some_and(|e| e.satisfied_by(&allowed, &BTreeSet::new()).is_some());

@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_knows_its_own_name_and_forgets_no_other() {
+    fn a_machine_knows_its_own_name_and_keeps_the_others() {
         let found = "127.0.0.1 localhost\n127.0.1.1 old\n10.0.0.9 store\n";
         let expected = "127.0.0.1 localhost\n10.0.0.9 store\n127.0.1.1 etcd-1\n";
         assert_eq!(hosts(found, "etcd-1"), expected);

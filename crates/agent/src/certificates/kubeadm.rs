@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_else_put_there_is_neither_replaced_nor_removed() {
+    fn files_of_other_tools_are_neither_replaced_nor_removed() {
         let root = tempfile::tempdir().unwrap();
         let directory = root.path().join("etc/kubernetes/pki/etcd");
         fs::create_dir_all(&directory).unwrap();

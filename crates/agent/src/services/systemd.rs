@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn the_unit_never_founds_a_cluster_unless_told_to() {
+    fn the_unit_never_bootstraps_a_cluster_without_an_order() {
         let unit = unit(&launch(), &etcd::profile(&layout()), &layout()).unwrap();
         let has = |line: &str| assert!(unit.lines().any(|l| l == line), "{line} is not in\n{unit}");
         has("ExecStart=\"/opt/etcd/etcd\" \"--name=etcd-1\" \"--log-level=a \\\"b\\\" 5%%\" $QUORATE_FORMATION");
@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_systemd_that_fails_or_is_silent_has_not_said_that_etcd_is_stopped() {
+    async fn a_failing_or_silent_systemd_does_not_mean_that_etcd_is_stopped() {
         let root = tempfile::tempdir().unwrap();
         let layout = Layout::new(root.path()).unwrap();
         let systemd = Systemd { profile: etcd::profile(&layout), layout, seen: Mutex::default() };

@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn every_trouble_has_a_word_of_its_own() {
+    fn every_problem_has_a_separate_name() {
         let told = |code: &str| refused("403 Forbidden", &format!("<Error><Code>{code}</Code></Error>"));
         assert!(matches!(told("InvalidAccessKeyId"), Trouble::WrongCredentials(_)));
         assert!(matches!(told("SignatureDoesNotMatch"), Trouble::WrongCredentials(_)));

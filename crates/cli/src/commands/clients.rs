@@ -216,7 +216,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_users_name_is_one_file_of_its_own() {
+    fn each_users_name_is_one_file() {
         assert_eq!(file_name("app.v1@corp"), "app.v1@corp");
         assert_eq!(file_name("../app"), "%2E.%2Fapp");
         assert_eq!(file_name("ca"), "%63a");

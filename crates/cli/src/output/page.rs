@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn only_our_own_colours_reach_the_terminal() {
+    fn only_quorates_own_colours_reach_the_terminal() {
         let mut page = Page::new();
         page.line(2, [(Style::Red, "blocked: "), (Style::Plain, "it said \u{1b}[32mfine\u{1b}[0m")]);
         let look = Look { width: None, colour: true };

@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_numbers_its_steps_and_tells_what_remains() {
+    fn a_plan_numbers_its_steps_and_shows_what_remains() {
         let expected = "\
 cluster demo: 2 steps
   note: machines are emulated
@@ -279,7 +279,7 @@ cluster demo: 2 steps
     }
 
     #[test]
-    fn an_explained_plan_tells_how_strong_the_cluster_is_while_each_step_runs() {
+    fn an_explained_plan_shows_the_fault_tolerance_during_each_step() {
         let text = shown(&plan(), Detail::Explained);
         let lines: Vec<&str> = text.lines().filter_map(|l| l.trim().strip_prefix("while it runs: ")).collect();
         let expected = [
@@ -292,7 +292,7 @@ cluster demo: 2 steps
     }
 
     #[test]
-    fn a_settled_cluster_is_said_to_be_so() {
+    fn a_converged_cluster_is_reported_as_such() {
         let settled = Plan {
             steps: Vec::new(),
             changes: Vec::new(),

@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn each_wait_is_told_once_until_a_step_is_done() {
+    fn each_wait_is_printed_once_until_a_step_is_done() {
         let progress = Progress::new("demo", ["etcd-1"].into_iter(), None, None);
         let mut state = progress.state.borrow_mut();
         let decision = |waiting: Vec<WaitingFor>| Decision { waiting, ..Decision::default() };

@@ -333,7 +333,7 @@ down: 1 of 2 voters are healthy, quorum is 2
     }
 
     #[test]
-    fn what_is_left_of_a_certificate_is_told_in_hours_at_the_end() {
+    fn the_remaining_validity_is_shown_in_hours_at_the_end() {
         let left = |hours: i64, minutes: i64| {
             validity_left(SignedDuration::from_hours(hours) + SignedDuration::from_mins(minutes))
         };
@@ -343,7 +343,7 @@ down: 1 of 2 voters are healthy, quorum is 2
     }
 
     #[test]
-    fn a_disk_that_is_too_slow_for_etcd_is_told_with_its_number() {
+    fn a_disk_that_is_too_slow_for_etcd_is_reported_with_its_latency() {
         let mut status = status();
         status.members[0].fsync_micros = Some(10_000);
         assert!(!full(&status).contains("slow"));

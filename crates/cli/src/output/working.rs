@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_that_takes_time_is_told() {
+    fn everything_that_takes_time_is_reported() {
         assert_eq!(text(Doing::Reading { member: "etcd-2", bytes: 0 }).unwrap(), "reading the snapshot of etcd-2");
         let told = text(Doing::Reading { member: "etcd-2", bytes: 5 << 20 }).unwrap();
         assert_eq!(told, "reading the snapshot of etcd-2: 5 MiB");

@@ -179,7 +179,7 @@ fn a_declared_user_by_password() {
 }
 
 #[test]
-fn roots_password_may_be_brought() {
+fn roots_password_can_be_user_provided() {
     let sandbox = Sandbox::new(&newest());
     sandbox.file("root.password", "it's mine\n");
     apply(&sandbox, &spec(1, &newest(), "client_auth: password", "auth: {root_password_file: root.password}")).ok();

@@ -94,7 +94,7 @@ fn fill(trio: &Trio) {
 }
 
 #[test]
-fn whatever_dies_in_a_settled_cluster_comes_back_with_its_data() {
+fn whatever_is_killed_in_a_converged_cluster_returns_with_its_data() {
     let trio = Trio::up(Login::Password);
     fill(&trio);
     let (held, token) = (contents(&trio), trio.token());
@@ -336,7 +336,7 @@ fn a_disk_lost_while_forming_begins_the_formation_again_everywhere() {
 }
 
 #[test]
-fn a_disk_lost_after_forming_is_replaced_and_never_made_a_cluster_of_its_own() {
+fn a_disk_lost_after_bootstrap_is_replaced_and_never_becomes_a_second_cluster() {
     let trio = Trio::up(Login::Certificate);
     fill(&trio);
     let held = contents(&trio);

@@ -214,7 +214,7 @@ fn noise_stalls_and_crowds_at_the_agents_port_do_not_keep_the_controller_out() {
 }
 
 #[test]
-fn the_controllers_own_certificate_does_not_open_what_is_closed_for_good() {
+fn the_controllers_certificate_does_not_open_a_permanently_closed_agent() {
     let trio = Trio::up(Login::Certificate);
     let (address, agent) = (trio.address("etcd-1"), trio.agent_of("etcd-1").expect("it runs"));
     let ledger = trio.ledger();
@@ -313,7 +313,7 @@ fn health(address: IpAddr, request: &[u8]) -> (u16, String) {
 }
 
 #[test]
-fn the_health_page_tells_health_and_nothing_else() {
+fn the_health_page_shows_only_health() {
     const GET: &[u8] = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n";
     let trio = Trio::up(Login::Certificate);
     let (address, agent) = (trio.address("etcd-1"), trio.agent_of("etcd-1").expect("it runs"));

@@ -20,7 +20,7 @@ fn stored(sandbox: &Sandbox) -> Option<Value> {
 }
 
 #[test]
-fn a_lock_of_a_host_that_is_gone_is_waited_out_or_broken_by_consent() {
+fn a_lock_of_a_host_that_is_gone_expires_or_is_broken_by_consent() {
     let version = newest();
     let sandbox = Sandbox::new(&version);
     sandbox.file("c.yaml", &spec(1, &version, "", ""));

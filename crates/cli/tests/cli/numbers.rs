@@ -26,7 +26,7 @@ fn remembers(sandbox: &Sandbox, machine: &str, fence: u64) {
 }
 
 #[test]
-fn an_agent_that_reports_the_last_fencing_number_blocks_nobody_and_wraps_nothing() {
+fn an_agent_that_reports_the_last_fencing_number_blocks_nothing_and_nothing_wraps() {
     let version = newest();
     let sandbox = Sandbox::new(&version);
     sandbox.file("c.yaml", &spec(3, &version, "", ""));

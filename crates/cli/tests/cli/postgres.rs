@@ -249,7 +249,7 @@ fn a_cluster_is_created_changed_repaired_and_destroyed_and_no_commit_is_lost() {
 }
 
 #[test]
-fn members_come_and_go_lose_their_data_and_the_primary_dies() {
+fn members_join_leave_lose_their_data_and_the_primary_is_killed() {
     let shop = Shop::up();
     let user = shop.env(&["--user", "shop"]);
     let writer = Writer::start(user.clone());

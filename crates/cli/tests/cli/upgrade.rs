@@ -172,7 +172,7 @@ fn script(on_check: &str, otherwise: &str) -> Vec<u8> {
 }
 
 #[test]
-fn a_program_that_does_not_come_up_is_given_up_and_the_old_one_goes_on() {
+fn a_program_that_does_not_start_is_rolled_back() {
     let trio = Trio::up(Login::Certificate);
     let fence = trio.ledger()["fence"].as_u64().expect("a number");
     let before = etcds(&trio);

@@ -12,7 +12,7 @@ use serde_json::Value;
 use crate::common::{OLDEST, Run, Sandbox, eventually, newest, signal, spec};
 
 #[test]
-fn status_tells_degraded_and_down_by_its_exit_code() {
+fn status_reports_degraded_and_down_by_exit_code() {
     let sandbox = Sandbox::new(&newest());
     sandbox.quorate(&["up", "c"]).ok();
     let code = || sandbox.quorate(&["status", "c"]).code;

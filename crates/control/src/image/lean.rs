@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn disks_networks_and_consoles_are_looked_for() {
+    fn disks_networks_and_consoles_are_detected() {
         let text = trigger();
         for kind in ["block", "net", "pci", "tty", "virtio-ports"] {
             let words: Vec<&str> = text.split_whitespace().collect();

@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_that_fails_says_what_it_said_last() {
+    fn a_failed_command_reports_its_last_output() {
         let mut command = Command::new("sh");
         command.args(["-c", "echo first >&2; echo last >&2; exit 3"]);
         let error = run(&mut command).unwrap_err().to_string();

@@ -633,7 +633,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_is_given_again_while_nobody_used_it_and_there_is_time() {
+    fn an_unused_token_is_reused_while_there_is_time() {
         let now = Timestamp::now();
         let first = enrolment(None, now);
         assert_eq!(enrolment(Some(first.clone()), now + SignedDuration::from_mins(20)), first);

@@ -470,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn looks_become_rarer_up_to_what_the_provider_allows() {
+    fn observations_become_rarer_up_to_the_providers_limit() {
         let seconds = Duration::from_secs;
         assert_eq!(pause(Duration::ZERO, LOOK, seconds(2)), LOOK);
         assert_eq!(pause(seconds(5), LOOK, seconds(2)), Duration::from_millis(500));

@@ -535,7 +535,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_operator_said_is_told_with_what_was_shown() {
+    fn confirmations_are_recorded_with_the_text_that_was_shown() {
         let (_directory, history) = history();
         let mut after = ledger();
         quorate_core::planner::remember::raise_incarnation(&mut after, &"etcd-2".into());

@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_whose_host_is_out_of_reach_counts_as_there() {
+    fn a_machine_on_an_unreachable_host_counts_as_existing() {
         let mut ledger = ledger(Timestamp::now());
         let settings = serde_json::json!({"libvirt": {"pool": "etcd"}});
         ledger.spec.provider = serde_json::from_value(settings).unwrap();
@@ -471,7 +471,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_stays_longer_than_a_certificate_shows_another() {
+    async fn a_long_running_controller_renews_its_certificate() {
         let (home, now) = (tempfile::tempdir().unwrap(), Timestamp::now());
         let (ledger, of_another_ca) = (ledger(now), ledger(now));
         let mut sight = Sight::new(Home::new(home.path()).provider(&ledger));

@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn data_stays_where_the_spec_says_so_and_the_machine_has_it_apart() {
+    fn data_is_kept_if_the_spec_says_so_and_the_machine_stores_it_separately() {
         let (mut ledger, member) = (ledger(), MemberName::from("etcd-2"));
         assert!(!keeps_data(&ledger, &seen(&["etcd-2"]), &member));
         remember::renew(&mut ledger, &member, 2);
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_no_member_and_what_does_not_run_is_refused() {
+    fn a_switchover_to_a_stranger_or_of_a_stopped_cluster_is_refused() {
         let mut ledger = ledger();
         assert_eq!(check(&ledger, "etcd-1").unwrap(), MemberName::from("etcd-1"));
         let VerbError::UnknownMember { member, members, .. } = check(&ledger, "etcd-9").unwrap_err() else { panic!() };

@@ -106,7 +106,7 @@ fn members_of_format_2_get_a_section_of_their_provider() {
 }
 
 #[test]
-fn a_ledger_of_format_3_has_what_only_etcd_has_in_a_section_of_its_own_afterwards() {
+fn a_ledger_of_format_3_gets_a_section_for_etcd() {
     let (_directory, store) = home_of("format-3", "today", "local.json", 11);
     let original = fs::read(store.directory().join("0000000011.json")).unwrap();
     let mut ledger = store.read().expect("it is read").expect("it exists");

@@ -102,7 +102,7 @@ mod tests {
         [(2, Version::new(0, 1, 0)), (3, Version::new(0, 2, 0)), (4, Version::new(0, 3, 0))];
 
     #[test]
-    fn every_protocol_has_a_version_of_its_own() {
+    fn every_protocol_has_a_separate_version() {
         let [.., (protocol, first)] = FIRST_VERSION_OF;
         assert_eq!(protocol, PROTOCOL);
         assert!(Program::this().version.parse::<Version>().unwrap() >= first);

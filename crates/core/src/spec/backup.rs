@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_credentials_file_is_told_by_its_line_and_never_by_its_secrets() {
+    fn a_wrong_credentials_file_is_reported_by_line_without_its_secrets() {
         let error = |text: &str| text.parse::<StoreKeys>().unwrap_err().to_string();
         assert_eq!(error(""), "no line begins with `access_key_id=`");
         assert_eq!(error("access_key_id=a"), "no line begins with `secret_access_key=`");

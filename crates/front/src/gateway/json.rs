@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_there_comes_back() {
+    fn stored_data_is_read_back_unchanged() {
         let put = r#"{"key":"Zm9v","value":"YmFy","lease":"-9223372036854775808","prev_kv":true}"#;
         assert_eq!(there_and_back(put, schema::PUT), serde_json::from_str::<Value>(put).unwrap());
         let range =

@@ -478,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_text_does_not_list_is_somebody_elses() {
+    fn records_that_the_txt_record_does_not_list_belong_to_others() {
         let ours = to_members(NAME, 60, &members(&[("etcd-1", "10.0.0.1")]));
         let mut there = family(&ours);
         let wanted: BTreeSet<Key> = to_members(NAME, 60, &members(&[("etcd-1", "10.0.0.1"), ("etcd-2", "10.0.0.2")]))

@@ -120,7 +120,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn the_limit_of_a_project_is_told_with_its_numbers() {
+    fn the_limit_of_a_project_is_reported_with_its_numbers() {
         let needed = Needed { members: ["a", "b", "c"].map(String::from).into(), cpus: 6, memory: 3 << 30, disk: 0 };
         let limits = |instances: i64, memory: i64| {
             json!({

@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_running_domain_tells_its_line() {
+    fn a_running_domain_shows_its_serial_line() {
         let description = "<domain type='qemu' id='7'>\n  <name>a</name>\n  <uuid>u</uuid>\n<devices><channel type='unix'>\
             <source mode='bind' path='/run/x'/><target type='virtio' name='org.qemu.guest_agent.0'/></channel>\n\
             <channel type='unix'><source mode='bind' path='/run/y'/><target type='virtio' name='io.quorate.agent'/></channel>\
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_wrote_into_a_domain_is_not_taken_for_its_own() {
+    fn metadata_of_other_tools_in_a_domain_is_not_mistaken_for_a_mark() {
         let description = "<!-- <domain id='7'> --><domain type='kvm'><metadata><a:b xmlns:a='urn:quorate:machine:2'>{}</a:b>\
             <note>&lt;mac address='52:54:00:00:00:01'/></note></metadata>\
             <name>a &amp; b</name><uuid>u</uuid><title><![CDATA[<name>other</name>]]></title></domain>";

@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_of_our_own_stays_what_it_is_when_the_other_is_exchanged() {
+    fn a_copied_program_is_unchanged_when_the_original_is_replaced() {
         let directory = tempfile::tempdir().unwrap();
         let (etcd, cache) = (directory.path().join("etcd"), directory.path().join("cache"));
         let put = |text: &str| {

@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_kernel_is_not_asked_at_each_look() {
+    async fn the_kernel_is_not_queried_at_each_observation() {
         let clients = Clients::default();
         let before = clients.connected().await;
         let [_, _, high, low] = std::process::id().to_be_bytes();

@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_client_that_waits_for_etcd_is_told_so() {
+    async fn a_client_that_waits_for_etcd_gets_a_notice() {
         let (out, mut taken) = out(100, 5, 1000);
         let slow = async {
             tokio::time::sleep(Duration::from_millis(100)).await;
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_reading_ends_when_its_taker_has_gone() {
+    async fn a_read_call_ends_when_its_reader_disconnects() {
         let (out, taken) = out(1, 1000, 1000);
         drop(taken);
         let never = std::future::pending::<Result<(), Error>>();

@@ -226,7 +226,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(600);
 
     #[tokio::test]
-    async fn clients_are_let_through_when_the_controller_says_so() {
+    async fn clients_are_released_on_the_controllers_order() {
         let fake = Fake::start(&[]);
         fake.queue.clone().hold("pg-1", LONG).await.unwrap();
         assert!(fake.queue.held().anybody());
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn clients_are_let_through_when_the_time_is_up_even_if_haproxy_misses_it_once() {
+    async fn clients_are_released_when_the_time_is_up_even_if_haproxy_misses_it_once() {
         let fake = Fake::start(&["\n\n", ""]);
         fake.queue.clone().hold("pg-1", Duration::from_millis(20)).await.unwrap();
         fake.until_nobody_is_held().await;
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn clients_are_let_through_when_haproxy_does_not_confirm_that_they_wait() {
+    async fn clients_are_released_when_haproxy_does_not_confirm_that_they_wait() {
         let fake = Fake::start(&["", "", "\n"]);
         assert!(fake.queue.clone().hold("pg-1", LONG).await.is_err());
         fake.until_nobody_is_held().await;
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_haproxy_that_does_not_run_keeps_nobody_waiting() {
+    async fn a_stopped_haproxy_holds_no_client() {
         let dir = tempfile::tempdir().unwrap();
         let layout = Layout::new(dir.path()).unwrap();
         let (place, held) = (Place::new(&layout), Arc::default());

@@ -270,7 +270,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn why_recovery_ended_is_not_what_those_were_told_who_asked_meanwhile() {
+    fn the_reason_that_a_recovery_ended_is_not_an_earlier_answer() {
         let too_early = "2026-11-18 05:31:12 UTC [7] FATAL:  the database system is starting up\n";
         let reason =
             "2026-11-18 05:31:13 UTC [8] FATAL:  recovery ended before configured recovery target was reached\n";

@@ -106,7 +106,7 @@ fn many_clients_wait_and_all_hear_of_a_registration() {
 }
 
 #[test]
-fn connections_that_say_nothing_keep_nobody_out() {
+fn silent_connections_block_no_others() {
     let service = Service::plain(&["--max-connections", "16"]);
     let path = new_path(&service, 3);
     let _silent: Vec<TcpStream> = (0..200)

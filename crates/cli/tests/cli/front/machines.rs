@@ -231,7 +231,7 @@ fn pair(root: &Path) -> (String, String) {
 }
 
 #[test]
-fn fronts_on_members_come_and_go_and_their_certificates_open_nothing() {
+fn fronts_on_members_are_added_and_removed_and_their_certificates_grant_nothing() {
     let version = newest();
     let cluster = Fronted::new(&version);
     cluster.write(&version, "", AUTH);

@@ -45,7 +45,7 @@ clusters:
 }
 
 #[test]
-fn a_cluster_goes_back_to_points_in_time_and_comes_back_from_nothing() {
+fn a_cluster_is_restored_to_points_in_time_and_from_the_store_alone() {
     let sandbox = Sandbox::new(super::VERSION);
     let recipient = make_identity(&sandbox, "operator.key");
     let store = sandbox.path().join("store");
@@ -283,7 +283,7 @@ fn first_file(directory: &Path) -> std::path::PathBuf {
 
 /// A restore begins another timeline. What an earlier one had after that point is still in the store.
 #[test]
-fn a_cluster_goes_back_to_a_place_in_the_log_and_to_a_transaction_of_an_earlier_timeline() {
+fn a_cluster_is_restored_to_a_log_position_and_to_a_transaction_of_an_earlier_timeline() {
     let sandbox = Sandbox::new(super::VERSION);
     let recipient = make_identity(&sandbox, "operator.key");
     let store = sandbox.path().join("store").display().to_string();

@@ -33,7 +33,7 @@ fn put(programs: &Path, directory: &Path) {
 }
 
 #[test]
-fn another_minor_release_is_taken_up_one_member_after_another_and_no_commit_is_lost() {
+fn a_minor_upgrade_restarts_one_member_at_a_time_and_no_commit_is_lost() {
     let sandbox = Sandbox::new(VERSION);
     let programs = sandbox.path().join("programs");
     let (older, newer) = (release(&older_postgres()), release(Path::new(INSTALLED)));

@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn without_backups_nothing_is_said_of_the_log() {
+    fn without_backups_the_log_is_not_reported() {
         assert_eq!(problems(&ledger(None), 12, 3600), None);
     }
 }

@@ -460,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_let_in_without_tls_and_proof() {
+    fn every_connection_needs_tls_and_authentication() {
         let bad = [
             ("host all all all trust", "`trust` lets anyone"),
             ("hostssl all all 10.0.0.0/8 trust", "`trust` lets anyone"),

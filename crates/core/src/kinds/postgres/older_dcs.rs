@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_of_then_may_take_over() {
+    fn no_member_of_the_older_state_may_take_over() {
         let keys = in_place_of(&older(), Some(&cluster("{nodes: 1}", formed()))).unwrap();
         assert_eq!(keys.keys().collect::<Vec<_>>(), ["config", "initialize", "sync"]);
         assert_eq!(keys["initialize"], "77", "an upgrade has changed it since");
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn where_no_commit_waits_the_furthest_may_take_over() {
+    fn the_most_recent_member_may_take_over_if_commits_do_not_wait() {
         let keys = in_place_of(&older(), Some(&cluster("{nodes: 0}", formed()))).unwrap();
         assert_eq!(keys.keys().collect::<Vec<_>>(), ["config", "initialize"]);
     }

@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_version_does_not_take_is_said() {
+    fn unsupported_settings_of_a_version_are_reported() {
         assert_eq!(
             message(15, "max_conections", "5"),
             "PostgreSQL 15 has no parameter `max_conections`; did you mean `max_connections`?"

@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn who_stays_sees_the_ledger_as_it_is_now() {
+    fn a_long_running_process_sees_the_current_ledger() {
         let directory = tempfile::tempdir().unwrap();
         let home = Home::new(directory.path());
         let known = ledger(None);
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_note_waits_for_nobody_who_died() {
+    fn a_note_does_not_wait_for_a_dead_controller() {
         let home = tempfile::tempdir().unwrap();
         let store = Home::new(home.path()).store("demo");
         let mut ledger = ledger(None);

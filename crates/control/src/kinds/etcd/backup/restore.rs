@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ledger_of_another_cluster_or_another_key_belongs_to_no_backup_of_ours() {
+    fn a_ledger_of_another_cluster_or_key_is_not_accepted_next_to_a_backup() {
         let ledger = |name: &str, id: &str| {
             let spec = quorate_core::spec::generated(
                 name,

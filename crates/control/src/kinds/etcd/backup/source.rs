@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_follower_that_lags_least_is_read_and_a_claim_alone_chooses_nobody() {
+    fn the_follower_with_the_least_lag_is_read_and_a_claim_alone_is_ignored() {
         assert_eq!(order(&[100, 90, 99]), [3, 2, 1]);
         assert_eq!(order(&[100, 100, 103]), [2, 3, 1], "they are looked at one after the other");
         assert_eq!(order(&[100, 99, 1 << 40]), [2, 1, 3]);

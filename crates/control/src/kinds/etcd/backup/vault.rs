@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_in_a_credentials_file_is_told_without_its_secrets() {
+    fn a_problem_in_a_credentials_file_is_reported_without_its_secrets() {
         let wrong = file("access_key_id=one\nhunter2\n", 0o600);
         let told = read_keys(wrong.path()).unwrap_err().to_string();
         assert!(told.contains("line 2") && !told.contains("hunter2"), "{told}");

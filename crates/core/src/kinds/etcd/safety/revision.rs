@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_that_is_alone_with_its_revision_steers_nobody() {
+    fn a_member_that_is_alone_with_its_revision_is_ignored() {
         assert_eq!(believed(&[]), None);
         assert_eq!(believed(&[7]), Some(7));
         assert_eq!(believed(&[7, 9, 8]), Some(9));

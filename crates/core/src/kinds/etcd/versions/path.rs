@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_goes_down_to_3_4() {
+    fn no_path_downgrades_to_3_4() {
         for from in ["3.5.30", "3.6.16", "3.7.3"] {
             let (why, remedy) = refused(from, "3.4.45");
             let stay = format!("stay on {}", &from[..3]);

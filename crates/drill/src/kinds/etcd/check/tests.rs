@@ -280,7 +280,7 @@ fn compacted(story: Story, through: i64) -> History {
 }
 
 #[test]
-fn a_write_without_an_answer_that_no_watch_could_show_is_settled_by_what_is_read() {
+fn an_unanswered_write_that_no_watch_shows_is_resolved_by_reads() {
     let story = || good().did(0, 20, 30, put("a", "0-3"), unknown());
     let happened = story().did(1, 40, 41, get("a"), read(50, version("0-3", 14))).changed(14, "a", Some("0-3"));
     let happened = compacted(happened, 50);
@@ -334,7 +334,7 @@ fn restored(reads: &[(&'static str, Option<Found>)]) -> History {
 }
 
 #[test]
-fn a_restore_takes_back_what_came_after_the_backup_and_nothing_else() {
+fn a_restore_reverts_exactly_the_writes_after_the_backup() {
     assert_good(&restored(&[("a", version("0-1", 11)), ("b", version("1-1", 12))]));
     let came_back = restored(&[("a", version("0-2", 13))]);
     assert_refused(&came_back, Rule::StaleRead, &["operation 6", "0-2"]);
@@ -379,7 +379,7 @@ fn a_phantom_is_refused() {
 }
 
 #[test]
-fn a_leased_key_goes_when_its_lease_was_not_kept_alive() {
+fn a_leased_key_is_deleted_when_its_lease_expires() {
     let leased = |renewed_at: u64| {
         let call = Call::Put { key: String::from("l"), value: String::from("0-3"), lease: Some(7) };
         good()
@@ -398,7 +398,7 @@ fn a_leased_key_goes_when_its_lease_was_not_kept_alive() {
 }
 
 #[test]
-fn too_little_traffic_is_told() {
+fn too_little_traffic_is_reported() {
     let findings = check(&good().told(), &Least::default());
     assert_eq!(findings.violations, []);
     let told = findings.too_little.join("; ");
