@@ -15,7 +15,7 @@ use tokio::task::AbortHandle;
 
 use crate::refused::Refused;
 
-/// The next connection. It ends when its other end has acknowledged nothing for so long.
+/// The next connection. It ends when its other end has acknowledged nothing for this long.
 pub async fn accept(listener: &TcpListener, refused: &Refused, vanished: Duration) -> (TcpStream, SocketAddr) {
     loop {
         match listener.accept().await {
@@ -33,7 +33,7 @@ pub async fn accept(listener: &TcpListener, refused: &Refused, vanished: Duratio
     }
 }
 
-/// Who connects, as far as fairness goes. None: over a line that has no addresses.
+/// The source of a connection, for fairness. None: over a line without addresses.
 type Source = Option<IpAddr>;
 
 pub struct Crowd {
@@ -46,7 +46,7 @@ struct Places {
     of: BTreeMap<Source, Vec<Place>>,
     count: usize,
     next: u64,
-    /// Keyed by the operating system, so that nobody outside can tell who goes next.
+    /// Randomly keyed, so no client can predict which connection is closed next.
     random: RandomState,
 }
 
@@ -61,7 +61,7 @@ impl Crowd {
         Crowd { limit, places: Arc::default() }
     }
 
-    /// Runs `work` in a separate place; it may be aborted whenever others want in.
+    /// Runs `work` in a separate place; it may be aborted when others need the place.
     pub fn admit(&mut self, from: Option<IpAddr>, work: impl Future<Output = ()> + Send + 'static) {
         let source = from.map(network);
         let number = {
@@ -83,7 +83,7 @@ impl Crowd {
     }
 }
 
-/// Who counts as one client: one customer usually has a whole /64 of IPv6 addresses.
+/// What counts as one client: a customer usually has a whole /64 of IPv6 addresses.
 pub fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() >> 64 << 64)),

@@ -12,10 +12,10 @@ use std::path::{Path, PathBuf};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use tokio::net::{TcpSocket, TcpStream};
 
-/// Where `ip` keeps the names of namespaces.
+/// `ip`'s directory of namespace names.
 pub const NAMESPACES: &str = "/run/netns";
 
-/// The way to a machine.
+/// How to reach a machine.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub enum Dial {
     /// To its address, from the network of this process.

@@ -29,7 +29,7 @@ pub enum AgentError {
     NotOurs { path: PathBuf },
     #[error("another agent keeps {}", path.display())]
     AlreadyRunning { path: PathBuf },
-    /// What the seed disk says of the machine cannot be.
+    /// The seed disk's settings are impossible.
     #[error("{}: {field}: {why}", path.display())]
     Machine { path: PathBuf, field: String, why: String },
     #[error(

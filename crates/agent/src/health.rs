@@ -18,13 +18,13 @@ use crate::crowd::Crowd;
 
 const HEADERS: Duration = Duration::from_secs(2);
 const CONNECTION: Duration = Duration::from_secs(5);
-/// Who asks needs milliseconds; the rest are in the way.
+/// A request takes milliseconds; slower clients only block others.
 const VISITORS: usize = 128;
 const FRESH: Duration = Duration::from_secs(1);
 
 struct Page {
     agent: Arc<Agent>,
-    /// Held while asking, so that many visitors at once lead to one question.
+    /// Held during a query, so that many simultaneous requests cause one query.
     last: Mutex<Option<(Instant, Result<(), &'static str>)>>,
 }
 

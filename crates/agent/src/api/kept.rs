@@ -28,7 +28,7 @@ impl<T> Deref for Kept<T> {
     }
 }
 
-/// What the JSON holds beyond the value may be secret.
+/// Unknown parts of the JSON may be secret.
 impl<T: fmt::Debug> fmt::Debug for Kept<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.value.fmt(f)

@@ -41,7 +41,7 @@ impl Tools for OfThisSystem {
         let mut child =
             command.args(args).stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(failed)?;
         if let (Some(input), Some(mut stdin)) = (input, child.stdin.take()) {
-            // One that ends without reading says so by its code.
+            // If it exits without reading, its exit code says so.
             let _ = stdin.write_all(input.as_bytes());
         }
         let output = child.wait_with_output().map_err(failed)?;

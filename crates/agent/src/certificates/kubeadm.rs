@@ -14,16 +14,16 @@ use super::{Entry, digest_of};
 use crate::AgentError;
 use crate::files::{self, Owner};
 
-/// The link to the set in use; sets are called so too, with a digest behind it.
+/// The link to the set in use; sets have the same name with a digest appended.
 const SET: &str = ".quorate";
 
-/// Why these certificates cannot be put into the directory, and what helps.
+/// Why these certificates cannot be put into the directory, and the remedy.
 pub(crate) struct Obstacle {
     pub(crate) why: String,
     pub(crate) remedy: String,
 }
 
-/// Looks for whatever is in the way of files with these names that this user must read.
+/// Checks for obstacles to files with these names that this user must read.
 pub(crate) fn obstacle<'a>(
     root: &Path,
     directory: &Path,
@@ -52,7 +52,7 @@ pub(crate) fn obstacle<'a>(
     })
 }
 
-/// A directory on the way that this user cannot pass. Those that are missing are made passable.
+/// A parent directory that this user cannot enter. Missing ones are created accordingly.
 fn closed_to(root: &Path, directory: &Path, user: u32) -> Option<PathBuf> {
     let within = directory.ancestors().take_while(|above| *above != root);
     let passable = |found: &fs::Metadata| user == 0 || found.uid() == user || found.permissions().mode() & 0o001 != 0;
@@ -65,7 +65,7 @@ fn is_ours(path: &Path) -> bool {
     fs::read_link(path).is_ok_and(|target| target == Path::new(SET).join(name))
 }
 
-/// Puts this set in place, and removes whatever an earlier one had.
+/// Installs this set, and removes files of an earlier one.
 pub(super) fn put(directory: &Path, set: &[Entry<'_>]) -> Result<(), AgentError> {
     let names: BTreeSet<&str> = set.iter().map(|entry| entry.name.as_str()).collect();
     for path in names.iter().map(|name| directory.join(name)) {
@@ -97,7 +97,7 @@ fn show(path: &Path) -> Result<(), AgentError> {
     }
 }
 
-/// Removes all that is ours, and directories that are empty then.
+/// Removes all of quorate's files, and directories that are empty then.
 pub(super) fn clear(root: &Path, directory: &Path) -> Result<(), AgentError> {
     if !directory.join(SET).is_symlink() {
         return Ok(());
@@ -112,7 +112,7 @@ pub(super) fn clear(root: &Path, directory: &Path) -> Result<(), AgentError> {
     Ok(())
 }
 
-/// Removes those links and sets of ours whose name is none to be kept.
+/// Removes quorate's other links and sets.
 fn remove(directory: &Path, goes: impl Fn(&str) -> bool) -> Result<(), AgentError> {
     for entry in fs::read_dir(directory).map_err(AgentError::file("list", directory))?.flatten() {
         let (path, name) = (entry.path(), entry.file_name());

@@ -18,7 +18,7 @@ use crate::dial::Dial;
 const PATIENCE: Duration = Duration::from_secs(1);
 const MOST: usize = 4096;
 
-/// What TLS said on the other side, if that is why a connection ended.
+/// The other side's TLS alert, if it ended the connection.
 pub(super) fn alert(error: &(dyn Error + 'static)) -> Option<AlertDescription> {
     let mut cause = Some(error);
     while let Some(error) = cause {

@@ -9,7 +9,7 @@ mod options;
 
 use std::collections::BTreeMap;
 
-/// Where included files may be. fluent-bit looks for a relative path in its working directory first.
+/// The directory of included files. fluent-bit resolves a relative path in its working directory first.
 const OWN: &str = "/etc/fluent-bit-customization/";
 /// Brought by fluent-bit's package.
 const PACKAGED_PARSERS: &str = "/etc/fluent-bit/parsers.conf";
@@ -153,7 +153,7 @@ fn check_section(section: &Section) -> Result<(), String> {
     Ok(())
 }
 
-/// What an entry may name beyond the network. fluent-bit replaces `${…}` in values, so none of these may hold any.
+/// The files that an entry may name. fluent-bit replaces `${…}` in values, so none of these may contain any.
 fn check_value(key: &str, value: &str) -> Result<(), String> {
     match key {
         "parsers_file" if value == PACKAGED_PARSERS => Ok(()),
@@ -167,13 +167,13 @@ fn check_value(key: &str, value: &str) -> Result<(), String> {
     }
 }
 
-/// A name that leads nowhere else: neither `..` nor a pattern that matches it, such as `.*`.
+/// A name that stays in the directory: neither `..` nor a pattern that matches it, such as `.*`.
 fn is_plain(name: &str) -> bool {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
     !name.is_empty() && !name.starts_with('.') && name.chars().all(plain)
 }
 
-/// Files of this very configuration, and our own pieces.
+/// Files of this configuration, and quorate's own files.
 fn check_configuration(path: &str) -> Result<(), String> {
     let below = path.strip_prefix(OWN).filter(|below| below.ends_with(CONFIGURATION));
     let is_inside = |below: &str| below.split('/').all(|part| is_plain(&part.replace('*', "x")));

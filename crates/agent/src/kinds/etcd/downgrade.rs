@@ -9,7 +9,7 @@ use crate::agent::Agent;
 use crate::api::Refusal;
 
 impl Agent {
-    /// Where the cluster goes there already, or speaks that version by now, nothing is left to announce.
+    /// If the downgrade is in progress already, or the cluster version is that version, there is nothing to announce.
     pub(crate) async fn downgrade(&self, version: String) -> Result<(), Refusal> {
         let target: Version = version
             .parse()

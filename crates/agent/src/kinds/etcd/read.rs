@@ -23,7 +23,7 @@ const AHEAD: usize = 4;
 struct Patience {
     /// As often, a controller that waits is told that its agent lives.
     heartbeat: Duration,
-    /// A controller that takes nothing for so long has gone. A controller that uploads what it reads may be slow for a while.
+    /// A controller that reads nothing for this long is gone. One that uploads what it reads may be slow for a while.
     stalled: Duration,
 }
 
@@ -96,7 +96,7 @@ enum Stop {
     NotTaken,
 }
 
-/// The way to the controller.
+/// The channel to the controller.
 struct Out {
     sender: mpsc::Sender<Bytes>,
     patience: Patience,
@@ -115,7 +115,7 @@ impl Out {
         }
     }
 
-    /// Waits for etcd, and lets the controller know meanwhile that it is waited for.
+    /// Waits for etcd, and tells the controller meanwhile that it waits.
     async fn while_waiting<T>(&self, work: impl Future<Output = Result<T, Error>>) -> Result<T, Stop> {
         let mut work = pin!(work);
         loop {

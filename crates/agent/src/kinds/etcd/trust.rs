@@ -16,7 +16,7 @@ use crate::state::State;
 const REMEMBERED: usize = 2;
 
 impl Agent {
-    /// Notes what etcd is about to be told to trust.
+    /// Records the CAs that etcd is about to be started with.
     pub(crate) async fn note_trust(&self, digest: &str) -> Result<(), AgentError> {
         let state = self.state.get();
         let Some(in_place) = &state.node_config else { return Ok(()) };
