@@ -73,7 +73,7 @@ pub enum Error {
     Stopped { signal: SignalKind },
 }
 
-/// What was asked of this process from outside.
+/// An external request to this process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SignalKind {
     Interrupt,
@@ -97,7 +97,7 @@ impl Error {
         move |source| Error::File { what, path, source }
     }
 
-    /// For what comes from the store without the controller in between.
+    /// For errors of the store without the controller in between.
     pub fn backup(error: quorate_backup::Error) -> Self {
         Error::from(BackupError::Backup(error))
     }
@@ -125,7 +125,7 @@ impl Error {
         }
     }
 
-    /// What is wrong with the ledger, where that is the cause.
+    /// The ledger's error, if that is the cause.
     fn of_the_ledger(&self) -> Option<&LedgerError> {
         fn within(error: &ControlError) -> Option<&LedgerError> {
             match error.cause() {
@@ -148,7 +148,7 @@ impl Error {
 
     fn hint(&self) -> Option<String> {
         match self {
-            // A ledger that cannot be read or written has a way back of its own.
+            // An unreadable or unwritable ledger has a different remedy.
             error if error.of_the_ledger().is_some() => error.of_the_ledger().and_then(LedgerError::hint),
             Error::Backup(error) => backup_hint(error),
             Error::Control(ControlError::UsedBy { users, .. }) => {

@@ -46,7 +46,7 @@ pub async fn run(context: &Context, options: cli::Plan) -> Result<Exit, Error> {
     }
     let end = match json {
         true => format!("\n],\"summary\":{}}}\n", to_json(&summary)),
-        // One cluster's page begins with the same numbers.
+        // A single cluster's output already begins with these numbers.
         false if summary.clusters == 1 => String::new(),
         false => summary.line(),
     };

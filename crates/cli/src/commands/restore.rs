@@ -174,7 +174,7 @@ fn what_happens(spec: &ClusterSpec, restore: &Restore) -> String {
     text
 }
 
-/// What becomes of Patroni's state for the PostgreSQL clusters that keep it in this one.
+/// What happens to Patroni's state of the PostgreSQL clusters that keep it in this one.
 fn of_users(context: &Context, etcd: Option<&Ledger>) -> String {
     names_of_users(context, etcd).map_or(String::new(), |users| {
         format!(
@@ -199,7 +199,7 @@ fn what_is_lost(ready: &Ready, highest: u64) -> String {
     });
     let when = when.unwrap_or_default();
     match highest.checked_sub(revision).filter(|lost| *lost > 0) {
-        // Nobody wrote the revisions that a restore has skipped.
+        // Revisions that a restore has skipped were never written.
         Some(raised) if raised >= MARGIN => format!(
             "  - everything written after revision {revision}{when}: the cluster is at revision {highest}, which a restore or recovery \
              has raised since"

@@ -5,7 +5,7 @@ use quorate_control::run::history::{Ending, Entry};
 
 use super::page::{Page, Style};
 
-/// Where the text of a step begins.
+/// The column of a step's text.
 const MARGIN: usize = 25;
 
 pub fn page(entries: &[Entry]) -> Page {

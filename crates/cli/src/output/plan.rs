@@ -12,15 +12,15 @@ use super::group::{self, Deed};
 use super::page::{Page, Style};
 use quorate_core::text::plural;
 
-/// How much is told of each step.
+/// The level of detail for each step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Detail {
     Reasons,
-    /// Also how strong the cluster is while the step runs.
+    /// Also the cluster's fault tolerance while the step runs.
     Explained,
 }
 
-/// What all plans of one run come to.
+/// The totals of all plans of one run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct Summary {
     pub clusters: usize,
@@ -88,7 +88,7 @@ fn listed(plan: &Plan, detail: Detail) -> Page {
     let mut page = Page::new();
     let groups = group::groups(plan);
     let width = groups.iter().map(|group| group.label().len()).max().unwrap_or(0);
-    // Said again only when it is another.
+    // Repeated only when it differs.
     let mut said = None;
     for group in &groups {
         let label = format!("  {:>width$}. ", group.label());
@@ -137,8 +137,8 @@ fn explained(strength: Option<&Strength>) -> String {
     format!("{} (quorum {quorum}), {tolerates}", healthy_of(*healthy, *voters))
 }
 
-/// What is refused, by which rule, and what can be done. A rule and a remedy that several refusals in a row share are
-/// printed once, below the last of them.
+/// Refusals, with their rule and remedy. Consecutive refusals that share both have them printed once, below the last
+/// one.
 pub fn blocked(cluster: &str, refusals: &[UnsafeBecause]) -> Page {
     let mut page = Page::new();
     let way_on = |because: &UnsafeBecause| (because.rule().to_string(), remedy(cluster, because));

@@ -30,7 +30,7 @@ pub fn page(status: &Status, look: Look) -> Page {
             page.line(2, [(Style::Bold, name.as_str()), (Style::Plain, " is "), health, (Style::Plain, &why)]);
         }
     }
-    // Of a cluster that is off by wish, the verdict says enough.
+    // For a cluster that was switched off, the verdict is enough.
     for member in status.members.iter().filter(|_| status.verdict != Verdict::Off) {
         if let Some(why) = &member.why {
             let style = health_style(member.health);
@@ -95,7 +95,7 @@ fn head(page: &mut Page, status: &Status) {
     }
 }
 
-/// Said only until the cluster serves.
+/// Printed only until the cluster serves.
 fn stage(formation: &str) -> &'static str {
     match formation {
         "unformed" => ", not bootstrapped",
@@ -146,7 +146,7 @@ fn health_style(health: &str) -> Style {
     }
 }
 
-/// Columns that a narrow terminal does without, the least needed first.
+/// Columns that a narrow terminal omits, the least important first.
 const DROPPED: [usize; 7] = [7, 1, 10, 8, 9, 6, 5];
 
 fn members(status: &Status) -> Vec<Vec<table::Cell>> {
@@ -225,7 +225,7 @@ fn pending(page: &mut Page, status: &Status) {
         let steps = plural(status.pending.steps, "step");
         page.plain(2, &format!("{steps} to take: `quorate plan {}` shows what `apply` would do", status.cluster));
     }
-    // What the lines of the members say already is not repeated.
+    // The members' lines are not repeated.
     let said = |waiting: &&String| {
         let of_member = |m: &MemberStatus| m.why.as_ref().is_some_and(|why| waiting.contains(why.trim_end()));
         status.members.iter().any(|m| waiting.contains(m.member.as_str()) && of_member(m))

@@ -12,7 +12,7 @@ use quorate_control::kinds::etcd::backup::{Doing, Teller};
 use super::{draw, size, talk, terminal};
 
 const REDRAW: Duration = Duration::from_millis(100);
-/// Into a file or a log, the same thing is printed that often.
+/// How often the same line is repeated in a file or a log.
 const AGAIN: Duration = Duration::from_secs(5);
 
 pub struct Working {
@@ -35,7 +35,7 @@ impl Working {
         Working { terminal: std::io::stderr().is_terminal(), log: false, state: Mutex::default() }
     }
 
-    /// For what stays for long.
+    /// For long-lasting work.
     pub fn log() -> Self {
         Working { terminal: std::io::stderr().is_terminal(), log: true, state: Mutex::default() }
     }

@@ -61,7 +61,7 @@ pub async fn run(context: &Context, name: &str, options: cli::Restore) -> Result
     Ok(exit)
 }
 
-/// The etcd cluster that Patroni keeps its state in, where it must be brought up first, and the cluster itself.
+/// The etcd cluster with Patroni's state, if it must be created or started first, and the cluster itself.
 fn clusters(context: &Context, name: &str, options: &cli::Restore) -> Result<(Option<Cluster>, Cluster), Error> {
     let all = load::with_their_etcd(&context.home, load::clusters(&context.home, &options.target)?)?;
     let (mut etcd, mut own) = (None, None);
