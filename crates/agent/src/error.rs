@@ -38,8 +38,8 @@ pub enum AgentError {
     )]
     NoSeedDisk { label: &'static str, seconds: u64 },
     #[error(
-        "the metadata service at {address} has given no user data within {seconds} s ({why}); this machine does not know what it is to \
-         be: check that the instance's metadata service is enabled and that DHCP works, and boot it again"
+        "the metadata service at {address} has given no user data within {seconds} s ({why}); this machine has no \
+         settings: check that the instance's metadata service is enabled and that DHCP works, and boot it again"
     )]
     NoMetadata { address: String, seconds: u64, why: String },
     #[error(

@@ -130,7 +130,7 @@ pub(crate) fn open_plain(path: &Path) -> io::Result<File> {
     if file.metadata()?.is_file() {
         Ok(file)
     } else {
-        Err(io::Error::other("it is neither a file nor a directory, and etcd makes nothing else"))
+        Err(io::Error::other("it is neither a file nor a directory, and etcd never creates anything else"))
     }
 }
 

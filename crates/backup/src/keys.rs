@@ -18,7 +18,7 @@ pub enum KeyError {
     NotAnIdentity,
     #[error("this backup is encrypted, and no identity was given: give the age identity file of one of its recipients")]
     NoIdentity,
-    #[error("none of the given identities opens it: it is encrypted to other recipients")]
+    #[error("none of the given identities decrypts it: it is encrypted to other recipients")]
     WrongIdentity,
     #[error("it is damaged: {0}")]
     Damaged(String),

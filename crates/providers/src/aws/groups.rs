@@ -159,7 +159,7 @@ impl Aws {
         self.session()?.unless_absent(&call.list("SecurityGroupId", &wanted)).await.map(drop)
     }
 
-    /// Puts right what somebody changed: rules of the groups, and which groups interfaces have.
+    /// Corrects changes of others: rules of the groups, and which groups interfaces have.
     pub(super) async fn keep_groups(&self, interfaces: &[Interface]) -> Result<(), AwsError> {
         *self.member_group.lock().await = None;
         for interface in interfaces {
@@ -168,7 +168,7 @@ impl Aws {
         self.drop_groups(self.wanted_roles()).await.map(drop)
     }
 
-    /// Makes the groups that are missing, and gives all of them their rules. Returns the one of members, by id.
+    /// Creates the missing groups, and gives all of them their rules. Returns the id of the members' group.
     async fn put_groups(&self) -> Result<String, AwsError> {
         let mut there = self.own_groups().await?;
         for role in self.wanted_roles() {

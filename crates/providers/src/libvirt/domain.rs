@@ -30,23 +30,23 @@ pub(super) struct Mark {
     /// Of the controller that makes it.
     pub(super) fence: u64,
     pub(super) state: State,
-    /// What was made for this machine alone, and goes with it.
+    /// Resources of this machine alone, which are deleted with it.
     pub(super) volumes: Vec<Volume>,
-    /// What was made for its member, and may stay.
+    /// Resources of its member, which may stay.
     pub(super) data: Option<Volume>,
     /// What it was made of.
     #[serde(default)]
     pub(super) build: Option<Build>,
     /// Where its console is written to.
     pub(super) console: PathBuf,
-    /// Whether its agent is reached over the serial port alone.
+    /// Whether its agent is reached only over the serial port.
     pub(super) line_only: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum State {
-    /// Its disks are being made. It is nobody's machine yet.
+    /// Its disks are being created. It does not count as a machine yet.
     Draft,
     Whole,
     /// Its disks are being removed.
@@ -66,7 +66,7 @@ impl Mark {
         format!("<{MARK_ELEMENT}>{}</{MARK_ELEMENT}>", escaped(&mark))
     }
 
-    /// As it stands in a domain's description.
+    /// The mark in a domain's description.
     fn metadata(&self) -> String {
         let mark = serde_json::to_string(self).expect("plain data serializes");
         let name = format!("{MARK_KEY}:{MARK_ELEMENT}");
@@ -126,7 +126,7 @@ pub(super) fn attribute(element: Node<'_, '_>, name: &str) -> Option<String> {
     element.attribute(name).map(str::to_owned)
 }
 
-/// What a machine is to be.
+/// The description of a new machine.
 pub(super) struct Wanted<'a> {
     pub(super) name: &'a str,
     pub(super) uuid: &'a str,

@@ -130,7 +130,7 @@ impl Openstack {
         Ok(known.clone().into_iter().collect())
     }
 
-    /// Puts right what somebody changed: rules of the groups, and which groups ports have.
+    /// Corrects changes of others: rules of the groups, and which groups ports have.
     pub(super) async fn keep_groups(&self, ports: &[OwnPort]) -> Result<(), OpenstackError> {
         *self.member_group.lock().await = None;
         let wanted = self.groups_of_ports().await?;
@@ -156,7 +156,7 @@ impl Openstack {
         self.drop_groups(self.wanted_roles()).await.map(drop)
     }
 
-    /// Makes the groups that are missing, and gives all of them their rules. Returns the one of members, by id.
+    /// Creates the missing groups, and gives all of them their rules. Returns the id of the members' group.
     async fn put_groups(&self) -> Result<String, OpenstackError> {
         let mut there = self.own_groups().await?;
         for role in self.wanted_roles() {

@@ -32,7 +32,7 @@ const QCOW2: &[u8] = b"QFI\xfb";
 const SIZE: std::ops::Range<usize> = 24..32;
 const GIB: u64 = 1 << 30;
 const POLLING: Duration = Duration::from_secs(1);
-/// How long somebody else's upload of the same image may take.
+/// How long another process's upload of the same image may take.
 const PATIENCE: Duration = Duration::from_secs(1800);
 /// How often the file is sent.
 const ATTEMPTS: usize = 3;
@@ -239,7 +239,7 @@ impl Glance<'_> {
         self.session.create(call, find).await.map(drop)
     }
 
-    /// Whether the answer is good or lost, what is there afterwards decides.
+    /// Whether the answer is good or lost, the resulting state decides.
     async fn send(&self, record: &Known) -> Result<(), OpenstackError> {
         let path = format!("/images/{}/file", record.id);
         let sent = self.session.upload(&format!("upload {}", record.name), Image, &path, self.content.clone()).await;

@@ -61,7 +61,7 @@ pub struct Openstack {
     /// How long a server or a volume may take to be deleted.
     deleting: Duration,
     session: OnceCell<Rc<Session>>,
-    /// Whether nothing is done with what is seen, so that a list may be shared with other clusters.
+    /// Whether the result is only shown, so that a list may be shared with other clusters.
     only_looks: bool,
     /// Whether the compute service is new enough.
     checked: tokio::sync::OnceCell<()>,

@@ -72,7 +72,7 @@ async fn pass_on(client: Client, method: ReadMethod, request: Bytes, out: Out) {
                 Ok(()) => ReadEnd::Complete,
                 Err(Stop::Etcd(error)) => ReadEnd::Failed(error.into()),
                 Err(Stop::NotTaken) => {
-                    tracing::warn!(method = method.name(), "a reading ends: the controller takes nothing of it");
+                    tracing::warn!(method = method.name(), "a read call ends: the controller does not read its answer");
                     return;
                 }
             };

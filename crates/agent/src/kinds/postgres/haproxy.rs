@@ -169,7 +169,7 @@ impl Agent {
         let Some(haproxy) = state.node_config.as_ref().and_then(|in_place| in_place.config.haproxy()) else { return };
         for server in haproxy.servers.keys() {
             if let Err(error) = self.release_clients(server, None).await {
-                tracing::debug!(%error, server, "HAProxy was not told");
+                tracing::debug!(%error, server, "HAProxy was not notified");
             }
         }
         self.keep_haproxy().await;

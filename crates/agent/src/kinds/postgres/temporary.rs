@@ -235,7 +235,7 @@ fn complaint_in(text: &str) -> String {
     let said = text.lines().rfind(fatal).or_else(|| text.lines().next_back()).unwrap_or_default();
     let said = said.split_once("FATAL:").map_or(said, |(_, said)| said).trim();
     match said.contains("recovery ended before configured recovery target was reached") {
-        true => String::from("the log that was stored ends before the point that was asked for"),
+        true => String::from("the archived log ends before the requested point"),
         false => format!("PostgreSQL does not recover it: {said}"),
     }
 }
@@ -276,7 +276,7 @@ mod tests {
             "2026-11-18 05:31:13 UTC [8] FATAL:  recovery ended before configured recovery target was reached\n";
         let too_late = "2026-11-18 05:31:13 UTC [9] FATAL:  the database system is in recovery mode\n";
         let complaint = complaint_in(&[too_early, reason, too_late].concat());
-        assert_eq!(complaint, "the log that was stored ends before the point that was asked for");
+        assert_eq!(complaint, "the archived log ends before the requested point");
         let other = "[8] FATAL:  could not access the file\n";
         assert_eq!(
             complaint_in(&[other, too_late].concat()),

@@ -74,7 +74,7 @@ impl<'a> Changes<'a> {
         let what = format!("watch {watcher} showed {key} = {} at revision {revision}", value.unwrap_or_default());
         let mut wrong = |rule, text| violations.push(found(rule, text));
         let Some(by) = by else {
-            wrong(Rule::Phantom, format!("{what}, which nobody wrote"));
+            wrong(Rule::Phantom, format!("{what}, which no client wrote"));
             return None;
         };
         if by.call.key() != Some(key) {
@@ -127,7 +127,7 @@ impl<'a> Changes<'a> {
                     violations.push(found(Rule::Lease, text));
                 }
             }
-            _ => violations.push(found(Rule::Phantom, format!("{what}, and nobody deleted it"))),
+            _ => violations.push(found(Rule::Phantom, format!("{what}, and no client deleted it"))),
         }
         None
     }

@@ -58,7 +58,7 @@ impl fmt::Display for Rule {
             Rule::StaleRead => "a read did not show the last write",
             Rule::Swap => "a condition was answered wrongly",
             Rule::RealTime => "revisions do not agree with real time",
-            Rule::Phantom => "something is there that nobody wrote",
+            Rule::Phantom => "there is data that no client wrote",
             Rule::WatchOrder => "a watch was out of order",
             Rule::WatchDuplicate => "a watch showed a change twice",
             Rule::WatchGap => "a watch missed a change",

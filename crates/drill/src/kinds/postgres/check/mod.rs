@@ -54,7 +54,7 @@ impl fmt::Display for Rule {
         f.write_str(match self {
             Rule::Lost => "an acknowledged commit was lost",
             Rule::Doubled => "a transaction happened twice",
-            Rule::Phantom => "something is there that nobody wrote",
+            Rule::Phantom => "there is data that no client wrote",
             Rule::SplitBrain => "two primaries confirmed commits",
             Rule::TwoPrimaries => "two members were writable at the same instant",
             Rule::Sum => "transfers did not keep the sum",
