@@ -43,7 +43,7 @@ pub enum AgentError {
     )]
     NoMetadata { address: String, seconds: u64, why: String },
     #[error(
-        "the user data of this instance cannot be used: {why}; the machine does not know what it is to be: set `seed: quorate` in the \
+        "the user data of this instance cannot be used: {why}; the machine has no settings: set `seed: quorate` in the \
          spec, and let quorate create the instance again"
     )]
     UserData { why: String },

@@ -204,7 +204,7 @@ fn postgres_password(password: &str) -> Result<(), &'static str> {
     let is_good = |c: char| c.is_ascii_graphic() && !['\'', '"', '`', ':', '\\'].contains(&c);
     match password.chars().all(is_good) {
         true => Ok(()),
-        false => Err("the password has characters that PostgreSQL's programs interpret differently"),
+        false => Err("a password with characters that PostgreSQL's programs interpret differently"),
     }
 }
 

@@ -218,7 +218,7 @@ fn what_cannot_be_rehearsed_is_refused_before_anything_is_disturbed() {
     refused(&["drill", NAME, "--yes", "--scenario", "earthquake"], "there is no scenario `earthquake`");
     refused(&["drill", NAME, "--yes", "--scenario", "partition-leader"], "needs network: netns");
     refused(&["drill", NAME, "--yes", "--scenario", "kill-learner"], "--during a change that adds a member");
-    refused(&["drill", NAME, "--yes", "--during", "apply trio.yaml"], "only one scenario can be rehearsed");
+    refused(&["drill", NAME, "--yes", "--during", "apply trio.yaml"], "needs exactly one scenario");
     refused(&["drill", "other", "--yes"], "there is no cluster `other`");
     refused(&["drill", "--scenario", "calm"], "no cluster was named");
     trio.sandbox.quorate(&["drill"]).expect(2);

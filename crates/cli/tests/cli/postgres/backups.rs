@@ -98,7 +98,7 @@ fn a_cluster_is_restored_to_points_in_time_and_from_the_store_alone() {
     // A point that the log does not reach touches nothing.
     let rows = psql(&user, "select count(*) from written").ok().stdout;
     let future = shop.sandbox.quorate(&["restore", "shop", "--at", "2099-01-01T00:00:00Z", "--yes"]);
-    assert!(future.stderr.contains("ends before the point that was asked for"), "{future:?}");
+    assert!(future.stderr.contains("ends before the requested point"), "{future:?}");
     assert_eq!(psql(&user, "select count(*) from written").ok().stdout, rows);
     shop.sandbox.quorate(&["requests", "shop", "--withdraw", "restore"]).ok();
     shop.sandbox.assert_nothing_to_do("shop.yaml");
@@ -319,7 +319,7 @@ fn a_cluster_is_restored_to_a_log_position_and_to_a_transaction_of_an_earlier_ti
     let in_place = Path::new(&location()).join("in-place");
     fs::write(&in_place, "").unwrap();
     let newest = shop.sandbox.quorate(&["restore", "shop", "--xid", transaction, "--yes"]).fails().stderr;
-    assert!(newest.contains("ends before the point that was asked for"), "{newest}");
+    assert!(newest.contains("ends before the requested point"), "{newest}");
     assert_eq!(rows(), "1", "nothing was touched");
     assert!(in_place.exists(), "the tablespace was touched");
     shop.sandbox.quorate(&["requests", "shop", "--withdraw", "restore"]).ok();

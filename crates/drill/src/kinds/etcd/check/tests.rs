@@ -365,7 +365,7 @@ fn a_decreasing_revision_is_refused() {
 #[test]
 fn a_phantom_is_refused() {
     let unwritten = good().did(1, 20, 21, get("a"), read(14, version("9-9", 14))).changed(14, "a", Some("9-9"));
-    assert_refused(&unwritten.told(), Rule::Phantom, &["a = 9-9", "nobody wrote"]);
+    assert_refused(&unwritten.told(), Rule::Phantom, &["a = 9-9", "no client wrote"]);
     let read_only = good().did(1, 20, 21, get("a"), read(14, version("9-9", 14)));
     assert_refused(&read_only.told(), Rule::StaleRead, &["operation 6", "9-9"]);
     let elsewhere = good().did(1, 20, 21, put("c", "1-2"), unknown()).changed(14, "a", Some("1-2"));
@@ -373,7 +373,7 @@ fn a_phantom_is_refused() {
     let done_twice = good().changed(14, "a", Some("0-1"));
     assert_refused(&done_twice.told(), Rule::Phantom, &["done twice", "operation 1"]);
     let vanished = good().changed(14, "a", None);
-    assert_refused(&vanished.told(), Rule::Phantom, &["a is deleted", "nobody deleted it"]);
+    assert_refused(&vanished.told(), Rule::Phantom, &["a is deleted", "no client deleted it"]);
     let prophecy = good().did(1, 95, 96, put("a", "1-2"), written(14)).changed(14, "a", Some("1-2"));
     assert_refused(&prophecy.told(), Rule::RealTime, &["before it was written", "operation 6"]);
 }
