@@ -67,7 +67,7 @@ use crate::upgrade::{Trial, Upgrades};
 /// Locked by the agent for as long as it runs, below its root; holds its process id.
 pub const LOCK_FILE: &str = "run/agent.lock";
 const LOCK_ATTEMPTS: usize = 100;
-/// How long the address of a machine may take to be there.
+/// How long the address of a machine may take to appear.
 const ANNOUNCING: Duration = Duration::from_secs(60);
 const ROOT_WATCH: Duration = Duration::from_secs(2);
 const SHUTDOWN: Duration = Duration::from_secs(2);
@@ -78,7 +78,7 @@ pub struct Options {
     pub root: PathBuf,
     /// The seed that the provider wrote when it created the machine. Not read once the agent is enrolled.
     pub seed: PathBuf,
-    /// Where etcd's programs are kept, which agents may share; by default below the root.
+    /// The directory of etcd's programs, which agents may share; by default below the root.
     pub cache: Option<PathBuf>,
     pub supervisor: Supervisor,
     /// A virtio-serial port to answer on as well.

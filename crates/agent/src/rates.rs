@@ -44,7 +44,7 @@ impl Rates {
         is_within
     }
 
-    /// Forgets everybody whose allowance is full again, or else the half that was quiet for longest.
+    /// Drops addresses whose allowance is full again, or else the half that was quiet for longest.
     fn forget(&mut self, now: Instant) {
         let full = Duration::from_secs_f64(self.burst / self.per_second);
         self.clients.retain(|_, allowance| now.saturating_duration_since(allowance.at) < full);

@@ -19,7 +19,7 @@ use crate::{AgentError, files, process};
 
 /// For the answer to reach the controller before the network goes.
 const ANSWER: Duration = Duration::from_millis(500);
-/// Of what a failed command said.
+/// The length of a failed command's output to keep.
 const LAST_LINES: usize = 4;
 const LONGEST_COMPLAINT: usize = 600;
 
@@ -74,7 +74,7 @@ impl Reboots {
         }
     }
 
-    /// What the controller with this fencing number hears of it.
+    /// The report for the controller with this fencing number.
     pub(crate) fn seen(&self, asking: Option<u64>) -> Option<RebootSeen> {
         let ordered = self.0.lock().expect("no holder panics");
         let Ordered { fence, stage } = ordered.as_ref()?;
@@ -130,7 +130,7 @@ impl Agent {
         systemctl(&["reboot"]).await.map(drop).map_err(|error| error.in_full())
     }
 
-    /// What apt-get did, in its words. One that takes too long is not killed, because that could leave half a package behind.
+    /// apt-get's summary. One that takes too long is not killed, because that could leave a package half installed.
     async fn upgrade_packages(&self) -> Result<String, String> {
         let policy = self.layout.root().join(POLICY);
         let work = tokio::spawn(upgrade(policy));
@@ -142,7 +142,7 @@ impl Agent {
         }
     }
 
-    /// What an upgrade that was killed has left.
+    /// Leftovers of a killed upgrade.
     pub(crate) fn allow_services(&self) {
         if let Err(error) = allow(&self.layout.root().join(POLICY)) {
             tracing::warn!(error = error.in_full(), "packages may not start services");
@@ -163,7 +163,7 @@ async fn upgrade(policy: PathBuf) -> Result<String, String> {
     Ok(summary(&upgraded?))
 }
 
-/// Asks nobody anything, and keeps files that somebody has changed. An index that cannot be fetched is an error.
+/// Runs without questions, and keeps changed configuration files. An index that cannot be fetched is an error.
 fn apt_get() -> Command {
     let mut command = Command::new("apt-get");
     command.env("DEBIAN_FRONTEND", "noninteractive").env("LC_ALL", "C").env("NEEDRESTART_SUSPEND", "1");

@@ -43,11 +43,11 @@ pub struct Full {
     pub stored_bytes: u64,
     /// The segments alone.
     pub changes_bytes: u64,
-    /// What is wrong with the snapshot or its key: this one cannot be restored.
+    /// The damage of the snapshot or its key: this backup cannot be restored.
     pub damage: Vec<Damage>,
-    /// What ends the chain of segments early.
+    /// The damage that ends the chain of segments early.
     pub chain_damage: Option<Damage>,
-    /// What is among the segments and is none: nobody signed it for the revisions that its name says. It ends no chain.
+    /// Objects among the segments that are none: not signed for the revisions in their name. They do not end the chain.
     pub strays: Vec<Damage>,
     /// How many bytes each segment has in the store.
     pub segment_bytes: BTreeMap<Span, u64>,

@@ -13,7 +13,7 @@ use crate::names::BackupId;
 use crate::segment::SegmentManifest;
 use crate::store::Store;
 
-/// What is to be restored.
+/// The requested state.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Wish {
     /// Whatever leads furthest: mostly the newest full backup with all changes on top of it.

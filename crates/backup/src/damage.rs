@@ -62,7 +62,7 @@ impl Damage {
 }
 
 impl Damage {
-    /// Whether it shows that somebody else writes to the store.
+    /// Whether it shows another writer to the store.
     pub fn is_forgery(&self) -> bool {
         matches!(self, Damage::Forged { .. } | Damage::Future { .. })
     }

@@ -266,7 +266,7 @@ pub(crate) fn unreadable(id: &BackupId, path: &str, error: &KeyError) -> Damage 
     Damage::Unreadable { id: id.clone(), path: path.to_owned(), why: error.to_string() }
 }
 
-/// What became of the keys.
+/// The result of rekeying.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Rekeyed {
     pub changed: Vec<BackupId>,

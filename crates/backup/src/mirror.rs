@@ -68,13 +68,13 @@ struct Mirror<'a> {
     names: &'a Names,
     trust: &'a Trust,
     signing: &'a SigningKey,
-    /// What the second has, and of which size.
+    /// The objects of the second destination, with their sizes.
     there: BTreeMap<String, u64>,
     copied: usize,
     damage: Vec<Damage>,
 }
 
-/// What an object must be.
+/// The expected size and digest of an object.
 struct Expected<'a> {
     id: &'a BackupId,
     path: String,

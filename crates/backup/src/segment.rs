@@ -84,7 +84,7 @@ impl From<Event> for Change {
     }
 }
 
-/// What is known of a segment, in plain JSON.
+/// The manifest of a segment, in plain JSON.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct SegmentManifest {
     pub format: u32,

@@ -22,7 +22,7 @@ pub struct Signature {
     pub value: String,
 }
 
-/// What is signed: one kind is never taken for the other.
+/// The kind of a signed manifest: one kind is never accepted as the other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
     Full,
@@ -106,7 +106,7 @@ impl Trust {
     }
 }
 
-/// What a signature says of a manifest.
+/// The result of checking a manifest's signature.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Standing {
     /// The expected key signed it.

@@ -166,7 +166,7 @@ impl Throwaway {
         }
     }
 
-    /// Ends it, and waits until it is gone.
+    /// Stops it, and waits until it has exited.
     pub async fn end(mut self) {
         let _ = self.etcd.kill().await;
         drop(self.place);

@@ -23,7 +23,7 @@ use crate::source::{Source, count_at};
 use crate::store::Store;
 use crate::throwaway::{Place, Programs, Throwaway, create_private};
 
-/// What a verification works with.
+/// The inputs of a verification.
 pub struct Workshop<'a> {
     pub programs: &'a Programs,
     /// Must have room for the database a few times over. Nothing stays there.

@@ -23,11 +23,11 @@ use crate::store::{Registered, Seen, Store, StoreError};
 use crate::waiters::Waiters;
 
 const PRIVATE: u32 = 0o600;
-/// What all registries together may hold in memory, in bytes.
+/// The memory limit of all registries together, in bytes.
 const MAX_BYTES: usize = 64 << 20;
 /// What a registry and a registration take besides their texts, in memory.
 const OVERHEAD: usize = 256;
-/// A token that nobody has used is of no use for longer.
+/// How long an unused token is valid.
 const UNUSED: Duration = Duration::from_secs(24 * 3600);
 
 #[derive(Clone, Copy, Debug)]
@@ -116,7 +116,7 @@ impl Files {
         })))
     }
 
-    /// Carries a change through, even if the client that requested it is gone: memory and disk must not differ.
+    /// Completes a change, even if the client that requested it is gone: memory and disk must not differ.
     async fn change<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Inner) -> Result<T, StoreError> + Send + 'static,

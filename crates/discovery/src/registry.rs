@@ -84,7 +84,7 @@ pub struct Registry {
     pub members: Vec<Registration>,
 }
 
-/// What a registration that is allowed comes to.
+/// The result of an allowed registration.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Verdict<'a> {
     /// It is there already, with the same value: the member asks again, because it was restarted or never got the answer.

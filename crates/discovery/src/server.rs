@@ -39,7 +39,7 @@ const STREAMS: u32 = 16;
 const VANISHED: Duration = Duration::from_secs(60);
 /// Registries that are waited for are looked at again after this, whatever was heard.
 const LOOK_AGAIN: Duration = Duration::from_secs(10);
-/// How long a look at the store's health stands.
+/// How long a check of the store's health is valid.
 const FRESH: Duration = Duration::from_secs(2);
 const TENDING: Duration = Duration::from_secs(60);
 

@@ -40,7 +40,7 @@ pub enum TlsError {
     Rustls(#[from] rustls::Error),
 }
 
-/// Where the certificate comes from.
+/// The source of the certificate.
 #[derive(Clone, Debug)]
 pub enum Source {
     Given {

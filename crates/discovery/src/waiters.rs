@@ -29,7 +29,7 @@ impl Waiters {
         self.tokens().values().for_each(|waiting| waiting.send_replace(()));
     }
 
-    /// Forgets tokens that nobody waits for.
+    /// Drops tokens without waiting clients.
     pub fn tidy(&self) {
         self.tokens().retain(|_, waiting| waiting.receiver_count() > 0);
     }

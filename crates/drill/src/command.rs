@@ -63,7 +63,7 @@ impl Program {
         Ok(Program { path: std::env::current_exe()?, home: home.clone() })
     }
 
-    /// What a reading command prints.
+    /// The output of a reading command.
     pub async fn output(&self, arguments: &[&str]) -> std::io::Result<std::process::Output> {
         self.command(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).output().await
     }

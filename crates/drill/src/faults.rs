@@ -26,7 +26,7 @@ const FILLING: Duration = Duration::from_secs(40);
 /// Each way.
 const DELAY: u32 = 100;
 
-/// What happens to a machine, or to the controller.
+/// The fault of a machine or the controller.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
     /// etcd, or PostgreSQL, gets SIGKILL.
@@ -43,17 +43,17 @@ pub enum Fault {
     Slow,
     /// Every process ends at once, and the machine is off.
     PowerCut,
-    /// The power fails, and the data is gone when it comes back.
+    /// The power fails, and the data is lost.
     Wipe,
     /// The power fails, and the data is that of some seconds before when it comes back.
     OldData,
     /// The machine is gone permanently.
     Lose,
-    /// A learner is added at an address where nobody answers. It happens to no machine.
+    /// A learner is added at an address without a server. No machine is affected.
     Ghost,
     /// Nothing more can be written to the disk for a while.
     FullDisk,
-    /// Nothing comes from it or reaches it for a while.
+    /// The network of the machine is cut for a while.
     Partition,
     /// Packets to and from it take longer for a while.
     Delay,

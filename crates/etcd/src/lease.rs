@@ -18,11 +18,11 @@ use crate::session::{Token, with_token};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lease {
     pub id: i64,
-    /// What etcd granted, which may be more than was asked for.
+    /// The granted time, which may be longer than requested.
     pub ttl: Duration,
 }
 
-/// What etcd knows of a lease.
+/// etcd's information about a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeaseState {
     pub granted: Duration,
@@ -73,7 +73,7 @@ impl Client {
         Ok(answer.leases.into_iter().map(|lease| lease.id).collect())
     }
 
-    /// `None` for a lease that is gone.
+    /// `None` for an expired lease.
     pub async fn lease_state(&self, id: i64) -> Result<Option<LeaseState>, Error> {
         let request = LeaseTimeToLiveRequest { id, keys: true };
         let answer =

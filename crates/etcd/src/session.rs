@@ -16,7 +16,7 @@ use crate::generated::etcdserverpb::AuthenticateRequest;
 use crate::generated::etcdserverpb::auth_client::AuthClient;
 use crate::room::Channel;
 
-/// What a request carries: nothing where the client has no login, or etcd's authentication is off.
+/// The token of a request: none if the client has no login, or etcd's authentication is off.
 pub(crate) type Token = Option<MetadataValue<Ascii>>;
 
 /// After this a login is given up, for the next caller to begin another: longer than any caller waits.

@@ -39,7 +39,7 @@ pub struct Behind {
     client_auth: ClientAuth,
     authenticates: bool,
     pub ca: String,
-    /// What the front connects to members with.
+    /// The front's client certificate for members.
     pub identity: Option<(String, String)>,
     /// Serial numbers of certificates that are refused.
     refused: HashSet<String>,
@@ -141,7 +141,7 @@ impl Behind {
         self.ledger.is_some()
     }
 
-    /// Whether etcd asks who somebody is.
+    /// Whether etcd authenticates clients.
     pub fn authenticates(&self) -> bool {
         self.authenticates
     }

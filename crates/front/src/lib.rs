@@ -43,7 +43,7 @@ use rest::Rest;
 
 /// How often the history is read on, for steps that stop a member.
 const LOOK: Duration = Duration::from_millis(100);
-/// How often the ledger's version is looked at.
+/// How often the ledger's version is checked.
 const LEDGER: Duration = Duration::from_secs(1);
 /// How often machines are looked for while the ledger changes, and while it does not.
 const MACHINES_SOON: Duration = Duration::from_secs(2);
@@ -89,7 +89,7 @@ pub struct Options {
     pub insecure_http: bool,
     pub connections: usize,
     pub connections_of_one: usize,
-    /// How long connections may last after the front was told to stop.
+    /// How long connections may last after the front was asked to stop.
     pub drain: Duration,
 }
 
@@ -189,7 +189,7 @@ async fn drain(shared: &Shared, patience: Duration) {
     }
 }
 
-/// What clients call the front.
+/// The names that clients use for the front.
 fn url(options: &Options) -> String {
     let host = options.hosts.first().map_or("localhost", String::as_str);
     let host = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };

@@ -31,7 +31,7 @@ const LONGEST_DRAIN: SignedDuration = SignedDuration::from_secs(120);
 const LARGEST_FILE: u64 = 8 << 20;
 
 pub struct MachineOptions {
-    /// Where the agent writes what a front is told.
+    /// The directory of a front's settings, which the agent writes.
     pub directory: PathBuf,
     pub listen: SocketAddr,
     pub prefer: Prefer,
@@ -148,7 +148,7 @@ fn drained(directory: &Path, now: Timestamp) -> BTreeSet<String> {
     until.into_iter().filter(|(_, until)| is_open(until)).map(|(member, _)| member).collect()
 }
 
-/// What the agent has written.
+/// The settings from the agent.
 #[derive(PartialEq, Eq)]
 struct Files {
     config: String,

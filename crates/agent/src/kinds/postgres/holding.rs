@@ -20,12 +20,12 @@ use crate::layout::Layout;
 const ATTEMPTS: u32 = 300;
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// The servers whose clients are held back, each with the turn in which that was last asked for or ended. What belongs to an earlier turn is over.
+/// The servers whose clients are held, each with the turn in which that was last requested or ended. An earlier turn no longer matters.
 #[derive(Default)]
 pub(super) struct Held {
     turns: u64,
     servers: BTreeMap<String, u64>,
-    /// Taken while HAProxy is told something, so it is told nothing of a turn that is over.
+    /// Held during a command to HAProxy, so no command of an earlier turn is sent.
     telling: Arc<tokio::sync::Mutex<()>>,
 }
 
@@ -61,7 +61,7 @@ pub(super) struct Queue {
 }
 
 impl Queue {
-    /// New clients of this server wait. When the time is up, they are let through.
+    /// Holds new clients of this server. When the time is up, they are released.
     pub(super) async fn hold(self: Arc<Self>, server: &str, time: Duration) -> Result<(), Refusal> {
         let telling = self.telling().await;
         let turn = self.held().begin(server);
@@ -91,7 +91,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Lets clients through, and sends them to another server at once, if one is named.
+    /// Releases clients, and sends them to another server at once, if one is named.
     pub(super) async fn release(self: Arc<Self>, server: &str, to: Option<&str>) -> Result<(), Refusal> {
         let telling = self.telling().await;
         let turn = self.held().begin(server);
@@ -164,7 +164,7 @@ mod tests {
 
     use super::*;
 
-    /// Longer than anything here takes.
+    /// Longer than anything here needs.
     const SOON: Duration = Duration::from_secs(20);
 
     /// The answer of one that is too busy to answer.

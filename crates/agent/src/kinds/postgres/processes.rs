@@ -69,7 +69,7 @@ pub(super) fn marked(layout: &Layout) -> Vec<Process> {
 /// Says in the environment of a process which restored data it works on, so what a killed agent left at work is found.
 pub(super) const WORKS_ON: &str = "QUORATE_WORKS_ON";
 
-/// Ends what still works on restored data that nobody waits for any more.
+/// Ends processes on restored data that is no longer needed.
 pub(super) fn end_work_on(data: &Path) {
     for process in process::with_environment(WORKS_ON, &data.display().to_string()) {
         process.end(IMMEDIATE);

@@ -40,7 +40,7 @@ impl Agent {
         dcs::name_successor(&settings, configured_files(&self.state.get()), &barrier, &only(&settings.name)).await
     }
 
-    /// What stands in `sync` since etcd was restored, until Patroni has a leader.
+    /// The value of `sync` since etcd was restored, until Patroni has a leader.
     async fn barrier(&self) -> Result<Option<KeyValue>, Refusal> {
         let settings = self.patroni_settings()?;
         let key = format!("{}sync", settings.key());

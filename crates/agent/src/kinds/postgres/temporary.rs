@@ -18,7 +18,7 @@ use crate::api::Refusal;
 use crate::files::{self, Owner};
 use crate::{AgentError, blocking, logs};
 
-/// Between two looks at one that recovers.
+/// The polling interval during recovery.
 const PAUSE: Duration = Duration::from_millis(200);
 const ASKING: Duration = Duration::from_secs(60);
 /// For one that writes all that is in memory.
@@ -26,7 +26,7 @@ const STOPPING: Duration = Duration::from_secs(600);
 const LAST_BYTES: u64 = 16 << 10;
 /// What it must have free, for each part of the data: some is needed for the log.
 const SPARE: u64 = 5;
-/// Anyone who can reach its socket is let in; the socket is in a private directory.
+/// Anyone who can reach its socket is accepted; the socket is in a private directory.
 const HBA: &str = "local all all trust\n";
 
 pub(super) struct Temporary {
@@ -38,11 +38,11 @@ pub(super) struct Temporary {
     server: Child,
 }
 
-/// Why a temporary PostgreSQL came to nothing.
+/// Why a temporary PostgreSQL failed.
 pub(super) enum Trouble {
-    /// The backup, or the log on top of it, is not what it should be.
+    /// The backup, or the log on top of it, is damaged.
     Backup(String),
-    /// It could not be tried.
+    /// It could not be tested.
     Other(Refusal),
 }
 
@@ -143,7 +143,7 @@ impl Temporary {
         }
     }
 
-    /// What a script prints, without headers.
+    /// The output of a script, without headers.
     pub(super) async fn sql(&self, database: &str, script: &str, time: Duration) -> Result<String, AgentError> {
         let mut psql = self.tool("psql");
         psql.args(["--no-psqlrc", "--quiet", "--no-align", "--tuples-only", "--no-password", "--file=-"]);
@@ -223,7 +223,7 @@ fn spawn(mut command: Command, log: &Path) -> Result<Child, AgentError> {
     command.spawn().map_err(|source| AgentError::Spawn { program: String::from("postgres"), source })
 }
 
-/// What PostgreSQL says of why it ended.
+/// PostgreSQL's reason for exiting.
 fn last_complaint(log: &Path) -> String {
     complaint_in(&logs::last_bytes(log, LAST_BYTES))
 }

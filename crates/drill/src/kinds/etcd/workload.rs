@@ -26,7 +26,7 @@ const DRILLS: &str = "/quorate-drill/";
 /// Bounds a request: a member that is stopped must not hold a client up for long.
 const REQUEST_TIMEOUT: Duration = Duration::from_millis(1500);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
-/// How often the endpoints are looked up: members come and go.
+/// How often the endpoints are looked up, because members change.
 const LOOK_UP: Duration = Duration::from_millis(300);
 /// How long the watches may take to begin, and to show the last write.
 const WATCH_PATIENCE: Duration = Duration::from_secs(20);
@@ -34,7 +34,7 @@ const WATCH_PATIENCE: Duration = Duration::from_secs(20);
 const END_PATIENCE: Duration = Duration::from_secs(20);
 const AFTER_FAILURE: Duration = Duration::from_millis(50);
 
-/// As whom the clients come.
+/// The login of the clients.
 #[derive(Clone)]
 pub struct Access {
     pub ca: String,
@@ -88,7 +88,7 @@ pub fn start(
     Workload::start(clock, move |orders, begun| shared.run(load, endpoints, orders, begun))
 }
 
-/// What all tasks of a workload have in common.
+/// State shared by all tasks of a workload.
 #[derive(Clone)]
 struct Shared {
     access: Arc<Access>,

@@ -62,7 +62,7 @@ impl<'a> Changes<'a> {
         self.by_revision.insert(revision, change);
     }
 
-    /// Who wrote a value that a watch showed.
+    /// The operation that wrote a value which a watch showed.
     fn writer(
         &self,
         revision: i64,
@@ -98,7 +98,7 @@ impl<'a> Changes<'a> {
         Some(by)
     }
 
-    /// Who deleted a key: an operation, or a lease that ran out.
+    /// The cause of a deletion: an operation, or an expired lease.
     fn remover(
         &self,
         revision: i64,
@@ -174,7 +174,7 @@ impl<'a> Changes<'a> {
         self.by_revision.range(from..=through).map(|(revision, change)| (*revision, change))
     }
 
-    /// What a key held at a revision.
+    /// The value of a key at a revision.
     pub(super) fn at(&self, key: &str, revision: i64) -> Option<Found> {
         let shows = |changed: i64| !self.taken_back.is_some_and(|taken| taken.hides(changed, revision));
         let mut changes = self.by_key.get(key)?.range(..=revision).rev();
@@ -182,7 +182,7 @@ impl<'a> Changes<'a> {
         value.map(|value| Found { value: value.to_owned(), mod_revision: *mod_revision })
     }
 
-    /// What a key held, and by whom, for people.
+    /// The value of a key, and its writer, for people.
     pub(super) fn describe(&self, key: &str, version: Option<&Found>) -> String {
         let Some(Found { value, mod_revision }) = version else { return format!("{key} was absent") };
         let by = self.by_revision.get(mod_revision).and_then(|change| change.by);

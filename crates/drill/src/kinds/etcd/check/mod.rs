@@ -35,9 +35,9 @@ pub enum Rule {
     StaleRead,
     /// A condition held exactly where it was said to hold.
     Swap,
-    /// What ended before another began has not the higher revision.
+    /// An operation that ended before another began does not have the higher revision.
     RealTime,
-    /// Nothing is there that nobody wrote, and nothing was written twice.
+    /// All data was written by a client, and only once.
     Phantom,
     WatchOrder,
     WatchDuplicate,
@@ -82,7 +82,7 @@ impl Violation {
     }
 }
 
-/// What the checker has to say.
+/// The checker's findings.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Findings {
     pub violations: Vec<Violation>,
@@ -170,7 +170,7 @@ fn mod_revision(version: Option<&Found>) -> i64 {
     version.map_or(0, |f| f.mod_revision)
 }
 
-/// What is there in the end, through every endpoint, is what was written last.
+/// The final data, through every endpoint, is what was written last.
 fn check_finals(history: &History, changes: &Changes<'_>, violations: &mut Vec<Violation>) {
     if history.finals.is_empty() {
         violations.push(found(Rule::Unread, String::from("it was not read through any endpoint")));

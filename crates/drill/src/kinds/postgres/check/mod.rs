@@ -29,7 +29,7 @@ pub enum Rule {
     Lost,
     /// Nothing happens twice.
     Doubled,
-    /// Nothing is there that nobody wrote, or that was aborted.
+    /// All data was written by a client and was not aborted.
     Phantom,
     /// Only one primary confirms commits at any time.
     SplitBrain,
@@ -80,7 +80,7 @@ impl Violation {
     }
 }
 
-/// What the checker has to say.
+/// The checker's findings.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Findings {
     pub violations: Vec<Violation>,
