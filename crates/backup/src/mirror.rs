@@ -23,9 +23,9 @@ use crate::store::{PART, Store, Tag, sha256_hex};
 /// Objects up to here are copied whole.
 const SMALL: u64 = PART as u64;
 
-/// Copies what is missing, and returns how many objects that were. What is only in the second stays: pruning is asked of each for itself.
-/// What is damaged or not this cluster's is left out, and reported at the end. Backups from before there were signatures are skipped: they
-/// were copied when they were made.
+/// Copies missing objects, and returns their number. Objects that are only in the second destination stay: each destination is pruned
+/// separately. What is damaged or not this cluster's is left out, and reported at the end. Backups from before there were signatures are
+/// skipped: they were copied when they were made.
 pub async fn copy(
     from: &Store,
     to: &Store,

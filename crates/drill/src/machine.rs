@@ -155,7 +155,7 @@ impl Machine {
         self.service().into_iter().find(is_patroni)
     }
 
-    /// Ends everything on the machine at once, as when the power fails. The agent first, lest it start the rest again.
+    /// Ends everything on the machine at once, like a power failure. The agent first, because it would restart the rest.
     pub fn cut_power(&self) -> io::Result<()> {
         let deadline = Instant::now() + DEATH;
         loop {

@@ -24,7 +24,7 @@ impl Check {
     }
 }
 
-/// Every data directory bears the stamp of this bootstrap.
+/// Every data directory has the stamp of this bootstrap.
 pub(super) fn one_formation(site: &Site, cluster_id: &str, token: &str) -> Result<String, String> {
     for machine in site.machines() {
         match machine.stamp() {

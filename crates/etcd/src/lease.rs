@@ -46,7 +46,7 @@ impl Client {
         self.lease_grant_as(0, ttl).await
     }
 
-    /// A lease that bears this number, where no other does.
+    /// A lease with this ID, if no other has it.
     pub async fn lease_grant_as(&self, id: i64, ttl: Duration) -> Result<Lease, Error> {
         let seconds = ttl.as_secs() + u64::from(ttl.subsec_nanos() > 0);
         let request = LeaseGrantRequest { ttl: i64::try_from(seconds).unwrap_or(i64::MAX), id };

@@ -21,7 +21,7 @@ pub struct Pace {
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Used {
     all: u64,
-    /// Idle, waiting for disks, or spent on what gives way to everything else.
+    /// Idle, waiting for disks, or spent on low-priority work.
     spare: u64,
 }
 

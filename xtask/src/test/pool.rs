@@ -73,7 +73,7 @@ fn start(job: Job, around: &Surroundings, number: usize) -> Result<Running> {
     Ok(Running { job, process, began: Instant::now(), output })
 }
 
-/// The same command, which ends with this program and may give way to others.
+/// The same command, which ends with this program and may run at a lower priority.
 fn tethered(command: &Command, gives_way: bool) -> Command {
     let mut tethered = Command::new("setpriv");
     tethered.args(["--pdeathsig", "KILL", "--"]);

@@ -40,9 +40,9 @@ impl AgentClient {
         Ok(try_unfold(messages, step).boxed())
     }
 
-    /// All changes of all keys from this revision on, with signs of progress in between. It is accepted by etcd when it is
-    /// handed out, and ends with an error only; from a compacted revision, with that as the first item. A large answer is cut
-    /// into several: all but the last bear `fragment`, and a revision may continue from one to the next.
+    /// All changes of all keys from this revision on, with signs of progress in between. It is accepted by etcd when it is handed out, and
+    /// ends with an error only; from a compacted revision, with that as the first item. A large answer is cut into several: all but the
+    /// last have `fragment` set, and a revision may continue from one to the next.
     pub async fn changes(&self, from: i64) -> Result<Answers<WatchResponse>, ClientError> {
         let create = WatchCreateRequest {
             // From the lowest key to no end.

@@ -52,7 +52,7 @@ async fn collect(mut stream: Answers<Bytes>) -> Vec<u8> {
     all
 }
 
-/// A snapshot bears its own checksum.
+/// A snapshot contains its checksum.
 fn check_is_whole(snapshot: &[u8]) {
     let (database, checksum) = snapshot.split_at(snapshot.len() - 32);
     assert_eq!(Sha256::digest(database)[..], *checksum);

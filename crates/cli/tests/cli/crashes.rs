@@ -118,7 +118,7 @@ fn whatever_is_killed_in_a_converged_cluster_returns_with_its_data() {
     trio.assert_settled();
 
     let _round = Round(String::from("everything was killed"));
-    // Agents first, lest they bring back what is killed after them.
+    // Agents first, because they would restart what is killed after them.
     trio.sandbox.agents().into_iter().for_each(|pid| signal(pid, "KILL"));
     trio.sandbox.etcds().into_iter().for_each(|pid| signal(pid, "KILL"));
     eventually("all have ended", 5, || trio.sandbox.processes().is_empty());

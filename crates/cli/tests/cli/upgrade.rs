@@ -195,7 +195,7 @@ fn a_program_that_does_not_start_is_rolled_back() {
     assert_eq!(trio.agent_of("etcd-1"), agent);
     assert!(no_trace());
 
-    // What ends when it is to be the agent gives way to the old one.
+    // A program that exits when it should be the agent is replaced by the old one.
     assert_eq!(send(&script(&good_check, "exit 7")).0, 200);
     eventually("the old agent serves again", 20, || no_trace() && trio.status()["verdict"] == "healthy");
     assert_eq!(trio.agent_of("etcd-1"), agent, "the guardian is the agent again");

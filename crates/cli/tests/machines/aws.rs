@@ -32,7 +32,7 @@ fn ec2(operation: &str, arguments: Value) -> Value {
     Run::from(command.output().expect("Python runs")).ok().json()
 }
 
-/// Instances that are not terminated, and what else bears the cluster's name, by id.
+/// Instances that are not terminated, and other resources with the cluster's name, by id.
 fn inventory() -> BTreeSet<String> {
     let filter = json!({ "Filters": [{ "Name": "tag:quorate.cluster", "Values": [NAME] }] });
     let lists = [

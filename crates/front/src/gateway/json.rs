@@ -64,7 +64,7 @@ fn put_message(to: &mut Vec<u8>, value: &Value, message: Message, place: &str, d
     Ok(())
 }
 
-/// By its own name, or by that which protobuf's JSON makes of it: `range_end` or `rangeEnd`.
+/// By its name in protobuf or in its JSON form: `range_end` or `rangeEnd`.
 fn is_named(field: &Field, name: &str) -> bool {
     let mut camel = String::with_capacity(field.name.len());
     let mut upper = false;

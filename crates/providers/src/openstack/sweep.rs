@@ -37,7 +37,7 @@ impl Openstack {
     pub(super) async fn clear(&self, server: &Server, mark: &Mark, data: Data) -> Result<(), OpenstackError> {
         let doomed = mark.data.clone().filter(|_| data == Data::Goes);
         if mark.state == State::Whole {
-            // From now on it is nobody's machine, wherever this may be interrupted.
+            // From now on it no longer counts as a machine, wherever this may be interrupted.
             let going = json!({
                 key("state"): State::Going.name(),
                 key("data"): doomed.as_deref().unwrap_or_default(),

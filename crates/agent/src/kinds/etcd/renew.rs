@@ -311,8 +311,7 @@ fn give_away(path: &Path, owner: Option<Owner>) -> Result<(), AgentError> {
     Ok(())
 }
 
-/// The old data goes aside before the new stamp is set, and the new data comes last: at no moment does data bear a stamp that
-/// is not its own.
+/// The old data is moved aside before the new stamp is set, and the new data is moved in last, so data never has a wrong stamp.
 fn put_in_place(place: &Place, layout: &Layout) -> Result<Option<Stamp>, AgentError> {
     let Ok(text) = fs::read(place.ready()) else { return Ok(None) };
     let stamp: Stamp =

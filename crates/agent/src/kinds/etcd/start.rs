@@ -300,7 +300,7 @@ impl Agent {
         self.bring_up(launch).await.map_err(in_full)
     }
 
-    /// Data must bear the stamp that etcd was last started with.
+    /// The data's stamp must be the one that etcd was last started with.
     async fn check_data(&self, state: &State) -> Result<(), String> {
         let found = self.look_at_data().await.map_err(|error| error.in_full())?;
         match (&found, &state.etcd.last_started) {

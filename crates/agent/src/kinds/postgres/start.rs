@@ -234,7 +234,7 @@ impl Agent {
         self.bring_up_patroni(launch).await.map_err(in_full)
     }
 
-    /// Data must bear the stamp that Patroni was last started with. Where it was lost, a clone must be ordered.
+    /// The data's stamp must be the one that Patroni was last started with. If data was lost, a clone must be ordered.
     async fn check_postgres_data(&self, state: &State) -> Result<(), String> {
         let found = self.look_at_postgres_data().await.map_err(|error| error.in_full())?;
         match (&found, &state.postgres.last_started) {

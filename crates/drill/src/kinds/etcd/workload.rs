@@ -61,7 +61,7 @@ impl Access {
 
 /// Says where clients can connect now.
 pub struct Endpoints {
-    /// Wherever a machine is: of a member, or of one that comes or goes.
+    /// The addresses of all machines, including those of members that join or leave.
     pub all: Box<dyn Fn() -> Vec<String> + Send>,
     /// Of the members that are wished for.
     pub wished: Box<dyn Fn() -> Vec<String> + Send + Sync>,
