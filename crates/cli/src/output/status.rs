@@ -52,10 +52,7 @@ pub fn page(status: &Status, look: Look) -> Page {
     }
     for member in &status.members {
         if let Some(trouble) = &member.log_source_trouble {
-            page.plain(
-                2,
-                &format!("{}: the configuration of its log forwarding cannot be taken over: {trouble}", member.member),
-            );
+            page.plain(2, &format!("{}: cannot follow its log forwarding configuration: {trouble}", member.member));
         }
     }
     for alarm in &status.alarms {
