@@ -435,9 +435,10 @@ impl fmt::Display for Action {
                 let members = list(leads_to.keys());
                 match (fixture.kind, leads_to.is_empty(), is_new) {
                     (FixtureKind::LoadBalancer, _, true) => write!(f, "create {fixture}"),
-                    (FixtureKind::LoadBalancer, ..) => write!(f, "point {fixture} to {members}"),
                     (FixtureKind::Records, true, _) => write!(f, "point {fixture} to the load balancer"),
-                    (FixtureKind::Records, ..) => write!(f, "point {fixture} to {members}"),
+                    (FixtureKind::LoadBalancer | FixtureKind::Records, ..) => {
+                        write!(f, "point {fixture} to {members}")
+                    }
                 }
             }
             Action::DropFixture { fixture } => match fixture.kind {
