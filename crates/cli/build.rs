@@ -1,4 +1,4 @@
-//! An agent has the list of places to relocate in its memory for as long as it lives. Packed, the list is a hundredth of what it would be.
+//! A program's relocation table stays in memory for the lifetime of the agent. Packed, it takes a hundredth of the space.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

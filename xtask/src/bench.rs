@@ -1,6 +1,6 @@
-//! `cargo xtask bench`: measures what the project promises in figures, and fails where a promise is not kept. Figures go
-//! to stdout as tables for docs/benchmarks.md, talk to stderr. Only one bench runs at a time, in a separate place in the lab, and
-//! what a killed one left behind is cleared away by the next.
+//! `cargo xtask bench`: measures the project's performance figures, and fails if one is not met. Tables for docs/benchmarks.md go
+//! to stdout, messages to stderr. Only one bench runs at a time, in a separate directory of the lab, and the next one removes
+//! what a killed one left.
 
 mod agent;
 mod aws;

@@ -1,6 +1,6 @@
-//! `cargo xtask ci`: everything that must pass before a change is taken in, as steps that run side by side where they do not wait for
-//! each other. Steps that only compute give way to those that judge clusters by the clock. A step that fails fails the run; the
-//! others still run, unless they need what it was to make, so that one run shows everything that is wrong.
+//! `cargo xtask ci`: everything that must pass before a change is merged. Steps run in parallel unless they wait for each other.
+//! Steps that only compute run at a lower priority than timing-sensitive cluster tests. If a step fails, the run fails; the other
+//! steps still run, unless they need its result, so one run shows everything that is wrong.
 //!
 //! To add a step, for example the lab of another provider, add a line to [`STEPS`].
 

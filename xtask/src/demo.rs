@@ -1,5 +1,5 @@
-//! `cargo xtask demo`: from a fresh checkout to a running cluster named `demo`, and what to type next. It takes the
-//! quick way: the newest etcd already in the lab, else one Debian package.
+//! `cargo xtask demo`: from a fresh checkout to a running cluster named `demo`, with the next commands to type. It
+//! takes the fastest way: the newest etcd in the lab, otherwise one Debian package.
 
 use std::env;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! `cargo xtask dist`: what people install. A static binary for any Linux, as a tarball and as a Debian package, with completions,
+//! `cargo xtask dist`: the release files. A static binary for any Linux, as a tarball and as a Debian package, with completions,
 //! man pages and systemd units, and the SHA-256 of each. `--try` then installs the package on bare Debians and uses it there.
 
 mod trial;

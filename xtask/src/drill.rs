@@ -1,9 +1,9 @@
-//! `cargo xtask drill`: every change of a living cluster under faults, each on a separate cluster, judged by `quorate drill`.
-//! Talk goes to stderr, one line per cell and the counts to stdout. What cells leave that failed is kept in `target/drill`; what a
-//! killed run left behind is cleared away by the next.
+//! `cargo xtask drill`: every change of a running cluster under faults, each on a separate cluster, judged by `quorate drill`.
+//! Messages go to stderr, one line per cell and the counts to stdout. The files of failed cells are kept in `target/drill`; the
+//! next run removes what a killed one left.
 //!
-//! A few cells that failed are rehearsed once more, alone, unless clients saw what they never may: a fault that came too late or a
-//! pause that took too long may be this machine's doing, a lost write never is.
+//! A few failed cells are repeated once, alone, unless clients saw a violation: a fault that came too late or a pause that was too
+//! long may be caused by this machine, a lost write never is.
 
 mod cells;
 mod ground;

@@ -1,6 +1,6 @@
-//! `cargo xtask etcd`: puts etcd versions side by side in the lab, from Debian's packages and, where a Go
-//! toolchain is at hand, from Go's modules. Repeating it costs nothing and needs no network once all is there;
-//! two runs in parallel wait for one another.
+//! `cargo xtask etcd`: installs etcd versions next to each other in the lab, from Debian's packages and, if a Go
+//! toolchain is available, from Go's modules. Repeating it costs nothing and needs no network once everything is there;
+//! two parallel runs wait for each other.
 
 pub mod debian;
 pub mod go;

@@ -1,5 +1,5 @@
-//! `cargo xtask fuzz`: runs the tests that give damaged input to readers of bytes from elsewhere for longer than `cargo xtask test`
-//! does, with input that nobody has tried, and with bounded memory. They are the tests with `fuzz` in their names; see `crates/fuzz`.
+//! `cargo xtask fuzz`: runs the fuzz tests longer than `cargo xtask test` does, with new input and bounded memory. These are the
+//! tests with `fuzz` in their names; see `crates/fuzz`.
 
 use std::process::Command;
 use std::time::Instant;

@@ -1,5 +1,5 @@
-//! Commands of this machine: running them with errors that name them, finding them, and installing the Debian
-//! packages of those that are missing. Nothing is installed when nothing is missing.
+//! Commands of this machine: finds and runs them, with errors that name them, and installs the Debian packages of
+//! missing ones. If nothing is missing, nothing is installed.
 
 use std::ffi::OsStr;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};

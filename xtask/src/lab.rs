@@ -1,5 +1,5 @@
-//! Where the lab keeps what it fetches and builds, and which etcd versions are there. What is there is whole, because it
-//! arrives by a rename.
+//! The lab's directory, where downloads and builds are kept, and the etcd versions in it. Everything arrives by a
+//! rename, so it is complete.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;

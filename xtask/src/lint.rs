@@ -1,5 +1,5 @@
-//! `cargo xtask lint`: formatting, clippy, the purity of core, the ban on unsafe code, the rules for
-//! dependencies, and Markdown. Every check runs, so one run shows everything that is wrong.
+//! `cargo xtask lint`: formatting, clippy, the purity of core, the ban on unsafe code, the rules for dependencies, and
+//! Markdown. Every check runs, so one run shows everything that is wrong.
 
 mod markdown;
 mod purity;

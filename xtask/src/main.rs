@@ -1,5 +1,5 @@
-//! The project's chores as `cargo xtask COMMAND`: one file per command. It is the first thing built on a fresh
-//! machine, so it depends on little, and installs only what a command turns out to miss.
+//! The project's tasks as `cargo xtask COMMAND`: one file per command. It is the first thing built on a new machine, so
+//! it has few dependencies, and installs only what a command needs.
 
 mod bench;
 mod ci;

@@ -1,5 +1,5 @@
-//! `cargo xtask model`: the planner's property tests on many cases that nobody has tried, then the whole model check, with the runs that
-//! are too long for `cargo test`. Each run prints how many states it explored; the sum stands alone on the last line.
+//! `cargo xtask model`: the planner's property tests on many new cases, then the whole model check, with the runs that are too long for
+//! `cargo test`. Each run prints the number of states it explored; the last line is the sum.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::Stdio;

@@ -1,5 +1,5 @@
-//! `cargo xtask rooms PROVIDER`: the lines of code outside its rooms that name a provider. ARCHITECTURE.md says how many there are, and a
-//! test compares.
+//! `cargo xtask rooms PROVIDER`: lists the lines of code outside a provider's folders that name it. ARCHITECTURE.md says how many there
+//! are, and a test compares.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,5 +1,5 @@
-//! `cargo xtask static`: quorate as one program that needs no library of the machine it runs on, so that the agent starts on any
-//! Linux. It is linked against musl, and is looked at before it is called static.
+//! `cargo xtask static`: quorate as one program without shared libraries, so the agent starts on any Linux. It is linked with
+//! musl, and checked before it is called static.
 
 use std::fs;
 use std::path::{Path, PathBuf};

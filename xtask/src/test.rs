@@ -1,10 +1,10 @@
-//! `cargo xtask test`: prepares the machine (packages, etcd versions, an S3 store, Patroni) while the tests compile, then runs the tests of all
-//! binaries side by side. Tests on real clusters get a process each; those that only compute run per binary, with the time that is
-//! left over. The totals stand alone on the last line.
+//! `cargo xtask test`: prepares the machine (packages, etcd versions, an S3 store, Patroni) while the tests compile, then runs the tests of
+//! all binaries in parallel. Tests on real clusters get a process each; those that only compute run per binary, with the remaining CPU
+//! time. The last line has the totals.
 //!
-//! Tests on real clusters share this machine with each other, and some machines are slow now and then. So if a few of them fail, each
-//! is run once more, alone. One that passes then is named at the end: it has a cause, and somebody has to find it. Tests that need
-//! no cluster get no second try.
+//! Tests on real clusters share this machine, and some machines are slow now and then. So if a few of them fail, each is run once more,
+//! alone. One that passes then is named at the end: it has a cause, and someone has to find it. Tests that need no cluster get no second
+//! try.
 
 pub mod build;
 mod job;

@@ -1,4 +1,4 @@
-//! Programs of Debian in the lab, for tests that need the real thing. Only their files are taken: to install the packages would give this
+//! Debian's programs in the lab, for tests that need them. Their packages are unpacked, not installed, because installing would give this
 //! machine another clock, and services on its network.
 
 use std::fs;

@@ -1,4 +1,4 @@
-//! One agent: what it holds, and what all of its orders share. They are obeyed in `orders`, facts are given in `facts`.
+//! One agent: its state, which all orders share. `orders` carries them out, `facts` reports.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -17,7 +17,7 @@ use crate::upgrade::Upgrades;
 
 pub(crate) struct Agent {
     pub(crate) layout: Layout,
-    /// Where etcd's programs are kept; other agents may share it.
+    /// The directory of etcd's programs; other agents may share it.
     pub(crate) cache: PathBuf,
     pub(crate) state: StateStore,
     /// Until the agent is enrolled.
@@ -28,16 +28,16 @@ pub(crate) struct Agent {
     pub(crate) postgres: Postgres,
     /// Held by the order that is carried out.
     pub(crate) orders: tokio::sync::Mutex<()>,
-    /// That order, for anyone who looks meanwhile.
+    /// That order, for facts requests meanwhile.
     pub(crate) under_way: Mutex<Option<Busy>>,
-    /// Whether the clock, the firewall and the logs of this machine are the agent's affair too.
+    /// Whether the agent also manages the clock, the firewall and the logs of this machine.
     pub(crate) keeps_host: bool,
     pub(crate) upgrades: Upgrades,
     pub(crate) reboots: Reboots,
 }
 
 impl Agent {
-    /// Asked again by orders that wait before they act: another controller may have come meanwhile.
+    /// Checked again by orders that wait before they act: another controller may have come meanwhile.
     pub(crate) fn check_still_obeyed(&self) -> Result<(), Refusal> {
         let carried = self.under_way.lock().expect("no holder panics").as_ref().map(|order| order.fence);
         let obeyed = self.state.get().fence;
@@ -48,7 +48,7 @@ impl Agent {
     }
 }
 
-/// Says that an order is carried out, until it is dropped.
+/// Marks an order as running until it is dropped.
 pub(crate) struct UnderWay<'a>(&'a Agent);
 
 impl<'a> UnderWay<'a> {

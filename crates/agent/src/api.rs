@@ -1,8 +1,8 @@
-//! What travels between a controller and an agent: JSON over mutual TLS, one request and one answer. Two things are streams
-//! instead: what etcd answers to a reading call, and a file that is sent: a snapshot for a restore, or a new program.
+//! The protocol between a controller and an agent: JSON over mutual TLS, one request and one answer. Two things are streams
+//! instead: etcd's answers to a read call, and a file that is sent: a snapshot for a restore, or a new program.
 //!
-//! Reading needs no fence; every order carries one. `seed.json` is the only thing that reaches a machine by another
-//! way, and it holds no lasting secret.
+//! Read requests need no fencing number; every order carries one. `seed.json` is the only file that reaches a machine in
+//! another way, and it contains no permanent secret.
 
 pub mod boot;
 pub(crate) mod frame;
@@ -40,17 +40,17 @@ pub mod path {
     pub const ENROL_CERTIFICATE: &str = "/v1/enrol/certificate";
 }
 
-/// What is said of a snapshot or a program before its bytes. The same in every version.
+/// The announcement of a snapshot or a program. The same in every version.
 pub(crate) mod header {
     pub(crate) const FENCE: &str = "quorate-fence";
     pub(crate) const SHA256: &str = "quorate-sha256";
     pub(crate) const BYTES: &str = "quorate-bytes";
 }
 
-/// The name in the certificate of anyone who may command agents.
+/// The name in the certificate of a controller.
 pub const CONTROLLER: &str = "controller";
 
-/// Which machine of which cluster an agent speaks for.
+/// The machine and cluster of an agent.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Identity {
     pub cluster_id: String,
@@ -69,8 +69,8 @@ pub fn agent_common_name(cluster_id: &str, member: &MemberName, incarnation: u64
     format!("agent:{cluster_id}:{member}:{incarnation}")
 }
 
-/// What a machine is given at its creation, through the provider. Readable by many, so it holds only public things and
-/// a token that expires.
+/// What a new machine gets through the provider. Many can read it, so it contains only public data and a token that
+/// expires.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Seed {
     pub cluster: String,
@@ -78,16 +78,16 @@ pub struct Seed {
     pub member: MemberName,
     pub incarnation: u64,
     pub address: IpAddr,
-    /// The control CA's certificate: the agent obeys nobody else.
+    /// The control CA's certificate: the agent obeys only controllers with a certificate of this CA.
     pub control_ca: String,
     pub token: Secret,
     pub token_expires: Timestamp,
 }
 
-/// Asked of agents of every version, so it only ever gains fields that may be absent.
+/// Sent to agents of every version, so new fields must be optional.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct FactsRequest {
-    /// Given by a controller that holds the lock: from then on the agent obeys nothing older.
+    /// Sent by a controller that holds the lock: from then on the agent refuses older ones.
     pub fence: Option<u64>,
     /// Whether to list users too: those of etcd with their roles, or those of PostgreSQL with its databases.
     pub auth: bool,
@@ -105,39 +105,39 @@ pub struct Envelope {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Order {
-    /// Makes files and programs be as the config says. Services that run are left alone; those that the config no longer has are stopped.
-    /// A config whose etcd is not found is not taken where there is data: what is in place stays in force as a whole, and the facts say
-    /// why.
+    /// Makes files and programs match the configuration. Running services are not touched; those that it no longer has are stopped. On a
+    /// machine with data, a configuration is refused if its etcd is missing: the previous one stays in force as a whole, and the facts
+    /// say why.
     Converge {
         generation: u64,
-        /// Distinguishes two node configs. Only controllers compute it, so it stays what it was when an agent of another version reads
-        /// the config in another way.
+        /// Identifies a configuration. Only controllers compute it, so it stays the same when an agent of another version parses the
+        /// configuration differently.
         digest: String,
-        /// The same for what each service must be restarted for, by name.
+        /// The same for the inputs that require a restart of a service, by name.
         services: BTreeMap<String, String>,
         config: Kept<NodeConfig>,
         /// The PATH of the controller, where it is on the same machine.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         search: Option<String>,
     },
-    /// Puts a new set of certificates in place, all at once.
+    /// Installs a new set of certificates atomically.
     InstallCertificates {
         trust: String,
         certificates: BTreeMap<CertificateUse, Certificate>,
     },
-    /// Acts on a service that needs no more than to be kept running. A service of a kind has its own orders.
+    /// Acts on a service that only needs to be kept running. A service of a kind has separate orders.
     Service {
         name: String,
         command: ServiceCommand,
     },
     Etcd(EtcdOrder),
     Postgres(PostgresOrder),
-    /// Has the front of this machine open no connections to a member for this time, as long as another one serves. Zero: from now on again.
+    /// Stops the front of this machine from opening connections to a member for this time, if another one serves. Zero: allows them again.
     Drain {
         member: MemberName,
         for_ms: u64,
     },
-    /// Reboots the machine if it is still in this boot. Answered before that is done; facts say how far it has come.
+    /// Reboots the machine if it is still in this boot. Answered at once; facts report the progress.
     Reboot {
         boot: String,
         upgrade_packages: bool,
@@ -149,19 +149,19 @@ pub enum Order {
 pub enum ServiceCommand {
     /// Keeps it running from now on.
     Start,
-    /// Starts it again where it runs with other inputs than those of the config in place.
+    /// Restarts it if it runs with other inputs than those of the current configuration.
     Restart,
     Stop,
 }
 
 impl Order {
-    /// Gives a machine this node config.
+    /// Sends this configuration to a machine.
     pub fn converge(generation: u64, config: NodeConfig, search: Option<String>) -> Order {
         let (digest, services) = (config.digest(), config.service_digests());
         Order::Converge { generation, digest, services, config: Kept::new(config), search }
     }
 
-    /// For the log, which must not show what is in it.
+    /// For the log, which must not show the content.
     pub fn name(&self) -> &'static str {
         match self {
             Order::Converge { .. } => "converge",
@@ -180,7 +180,7 @@ impl Order {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Certificate {
     pub chain: String,
-    /// Only where the key was made elsewhere.
+    /// Only for user-provided keys.
     pub key: Option<Secret>,
 }
 
@@ -231,11 +231,11 @@ pub(crate) enum ReadEnd {
     Failed(ReadFailure),
 }
 
-/// Why a reading call came to nothing or broke off, by what the reader does about it.
+/// Why a read call failed or broke off, by what the reader does about it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
 #[serde(rename_all = "snake_case")]
 pub enum ReadFailure {
-    /// `oldest` is the first revision that can still be read, where etcd says so.
+    /// `oldest` is the first revision that can still be read, if etcd reports it.
     #[error("the requested revision has been compacted{}", oldest.map(|oldest| format!("; the oldest is {oldest}")).unwrap_or_default())]
     Compacted { oldest: Option<i64> },
     #[error("etcd does not let the agent read: {why}")]
@@ -266,9 +266,9 @@ impl From<quorate_etcd::Error> for ReadFailure {
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct EnrolRequest {
-    /// Its bytes as they stand go into the proof.
+    /// Its exact bytes are part of the proof.
     pub nonce: String,
-    /// For the keys that are made on the machine.
+    /// For the keys that are created on the machine.
     pub key_algorithm: KeyAlgorithm,
 }
 
@@ -283,8 +283,7 @@ pub struct EnrolAnswer {
 }
 
 impl EnrolAnswer {
-    /// Whether this answer proves, for the key that was `served` on the connection it came by, that its sender was given
-    /// the token.
+    /// Whether this answer proves that its sender has the token, for the key that was `served` on the same connection.
     pub fn proves(&self, token: &Secret, nonce: &str, served: &ServedKey) -> bool {
         let proof: Option<Vec<u8>> = (0..self.proof.len())
             .step_by(2)
@@ -321,7 +320,7 @@ pub enum LogOf {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct LogRequest {
     pub of: LogOf,
-    /// Where to read on; absent: the last `lines`.
+    /// Where to continue; absent: the last `lines`.
     pub from: Option<u64>,
     pub lines: usize,
 }
@@ -329,6 +328,6 @@ pub struct LogRequest {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct LogAnswer {
     pub text: String,
-    /// To be given as `from` next time.
+    /// The next value for `from`.
     pub next: u64,
 }

@@ -1,7 +1,6 @@
-//! What a machine does when it boots, before its agent: it becomes what its seed disk says. Hostname, addresses, who may log
-//! in, the disk for etcd's data, and the units of the agent. It is done again at each boot and changes only what differs. On
-//! our own image nothing else is in the way; next to cloud-init, hostname and addresses are cloud-init's affair. On an image for EC2 the
-//! metadata service has what is on seed disks elsewhere, and addresses come by DHCP.
+//! What a machine does when it boots, before its agent starts: it applies its seed disk. Hostname, addresses, who may log in, the disk
+//! for etcd's data, and the units of the agent. It is repeated at each boot and changes only what differs. Next to cloud-init, it leaves
+//! hostname and addresses to cloud-init. On an image for EC2, the metadata service replaces the seed disk, and addresses come from DHCP.
 
 mod admin;
 mod check;
@@ -20,9 +19,9 @@ use crate::layout::Layout;
 pub use metadata::user_data;
 use tools::{Tools, system_tools};
 
-/// Where the program is on a machine.
+/// The program's path on a machine.
 pub const PROGRAM: &str = "usr/lib/quorate/quorate";
-/// Where a provider that can write files into a machine puts what is on seed disks elsewhere.
+/// The directory for the files of a seed disk, for providers that write files into a machine.
 pub const PLACED_SEED: &str = "var/lib/quorate/seed";
 const BOOT_UNIT: &str = "quorate-boot.service";
 const AGENT_UNIT: &str = "quorate-agent.service";
@@ -36,7 +35,7 @@ pub struct BootOptions {
     pub with: With,
 }
 
-/// What sets a machine up next to this program.
+/// The other tool that sets a machine up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum With {
     /// Nothing: everything is on the seed disk.
@@ -48,24 +47,24 @@ pub enum With {
     Ec2,
 }
 
-/// The units that an image needs so that its machines read their seed by themselves: path below the root, and content.
+/// The units with which an image's machines read their seed themselves: path below the root, and content.
 pub fn image_units(with: With) -> Vec<(String, String)> {
     [(BOOT_UNIT, render::boot_unit(with)), (AGENT_UNIT, render::agent_unit())]
         .map(|(name, text)| (format!("etc/systemd/system/{name}"), text))
         .to_vec()
 }
 
-/// The unit that a stock image needs for the same, next to what configures it: its name and its content.
+/// The unit that a stock image needs for the same, in addition to its own tools: name and content.
 pub fn stock_unit() -> (&'static str, String) {
     (BOOT_UNIT, render::boot_unit(With::CloudInit))
 }
 
-/// What an image for EC2 needs besides, as its machines get their addresses by DHCP: path below the root, and content.
+/// The additional files of an image for EC2, whose machines get their addresses by DHCP: path below the root, and content.
 pub fn ec2_network() -> (&'static str, &'static str) {
     ("etc/systemd/network/90-quorate-ec2.network", render::EC2_NETWORK)
 }
 
-/// Makes the machine what its seed says, and starts its agent.
+/// Applies the machine's seed, and starts its agent.
 pub fn boot(options: &BootOptions) -> Result<(), AgentError> {
     let layout = Layout::new(&options.root).map_err(AgentError::file("find", &options.root))?;
     let tools = system_tools(layout.root());
@@ -112,7 +111,7 @@ impl Boot<'_> {
         self.tools.run("hostname", &[hostname], None).map(drop)
     }
 
-    /// networkd starts after this, so nothing has to be reloaded. Files of an earlier list that was longer go.
+    /// networkd starts after this, so nothing has to be reloaded. Files of a longer earlier list are removed.
     fn set_network(&self, machine: &Machine) -> Result<(), AgentError> {
         let directory = self.path("etc/systemd/network");
         let wanted: Vec<String> = (0..machine.interfaces.len()).map(render::network_file).collect();

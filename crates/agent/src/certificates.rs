@@ -1,5 +1,5 @@
-//! The certificates of etcd or Patroni, as one set of files. etcd reads certificate and key as two files at each handshake, so a set
-//! is a separate directory, and the link to it flips from the old to the new in one instant.
+//! The certificates of etcd or Patroni, as one set of files. etcd reads certificate and key as two files at each handshake, so each
+//! set is a separate directory, and a link to it is switched atomically.
 
 mod kubeadm;
 
@@ -61,7 +61,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Puts the certificates where etcd or Patroni reads them, and removes them where it no longer does.
+    /// Installs the certificates where etcd or Patroni reads them, and removes unused ones.
     pub(crate) async fn put_certificates(&self) -> Result<(), AgentError> {
         if self.has_patroni() {
             let (layout, state, owner) = (self.layout.clone(), self.state.get(), self.patroni().await?.owner()?);
@@ -100,7 +100,7 @@ impl Agent {
         if follows { BTreeSet::from([wanted]) } else { before }
     }
 
-    /// What keeps this machine from having the certificates where a config wants them.
+    /// Why this machine cannot have the certificates where a configuration wants them.
     pub(crate) fn certificates_in_the_way(&self, config: &NodeConfig) -> Result<Option<Obstacle>, AgentError> {
         if config.etcd().is_none_or(|etcd| etcd.layout != CertificateLayout::Kubeadm) {
             return Ok(None);
@@ -128,8 +128,7 @@ fn check_key(state: &State, of: CertificateUse, chain: &str) -> Result<(), Refus
     }
 }
 
-/// An order that comes late must not bring back a certificate of a CA that peers have stopped trusting. Dates are the
-/// controller's affair.
+/// A late order must not restore a certificate of a CA that peers have stopped trusting. The controller checks dates.
 fn check_issuer(state: &State, chain: &str) -> Result<(), Refusal> {
     let bundle = state.node_config.as_ref().and_then(|in_place| trust::peer_bundle(&in_place.config));
     let Some(bundle) = bundle else { return Ok(()) };
@@ -169,7 +168,7 @@ fn digest_of(set: &[Entry<'_>]) -> String {
     hex(&digest.finalize())[..16].to_owned()
 }
 
-/// Writes the sets that the state holds, unless they are in place, and removes all others.
+/// Writes the sets in the state, unless they are in place, and removes all others.
 fn put(
     layout: &Layout,
     state: &State,
@@ -178,7 +177,7 @@ fn put(
 ) -> Result<(), AgentError> {
     let Some(trust) = &state.trust else { return Ok(()) };
     let is_standard = layouts.contains(&CertificateLayout::Standard);
-    // What the agent and the machine's admin log in with stays in quorate's own directory.
+    // The certificates of the agent and the machine's admin stay in quorate's own directory.
     let own: &[CertificateUse] = if is_standard {
         &[CertificateUse::Member, CertificateUse::Peer, CertificateUse::Root]
     } else {
@@ -223,7 +222,7 @@ fn put_for_patroni(layout: &Layout, state: &State, owner: Option<Owner>) -> Resu
     Ok(())
 }
 
-/// The key of a front goes with it.
+/// The key of a front is removed with it.
 fn clear_front(layout: &Layout) -> Result<(), AgentError> {
     let link = layout.front_certificates();
     if fs::symlink_metadata(&link).is_ok() {
@@ -233,7 +232,7 @@ fn clear_front(layout: &Layout) -> Result<(), AgentError> {
     Ok(())
 }
 
-/// A front needs no CA from here: its configuration has it.
+/// A front needs no CA here: its configuration has it.
 fn put_for_front(layout: &Layout, state: &State, owner: Option<Owner>) -> Result<(), AgentError> {
     let (Some(chain), Some(key)) = (state.chains.get(&CertificateUse::Front), state.key(CertificateUse::Front)) else {
         return Ok(());
@@ -245,7 +244,7 @@ fn put_for_front(layout: &Layout, state: &State, owner: Option<Owner>) -> Result
     put_set(&layout.front_certificates(), &set)
 }
 
-/// The CAs that etcd reads at its start are those of the node config, where it has some.
+/// etcd's CAs at its start are those of the configuration, if it has some.
 fn kubeadm_set<'a>(state: &'a State, trust: &'a str, owner: Option<Owner>) -> Vec<Entry<'a>> {
     let config = state.node_config.as_ref().map(|in_place| &*in_place.config);
     let clients = config.and_then(trust::client_bundle).unwrap_or(trust);
@@ -264,7 +263,7 @@ fn pairs<'a>(
     owner: Option<Owner>,
 ) -> Vec<Entry<'a>> {
     let pair = |of: &CertificateUse| {
-        // etcd's own user has no business with what others log in with.
+        // etcd's user must not read other users' login certificates.
         let owner = owner.filter(|_| !matches!(of, CertificateUse::Root | CertificateUse::Health));
         let (stem, chain, key) = (pki::file_stem(layout, *of)?, state.chains.get(of)?, state.key(*of)?);
         Some([
@@ -300,7 +299,7 @@ mod tests {
 
     const NOBODY: u32 = 65534;
 
-    /// etcd's user reads what etcd needs, and nothing that makes it root of etcd.
+    /// etcd's user can read what etcd needs, but not root's certificate.
     #[test]
     fn only_what_etcd_reads_is_given_to_its_user() {
         assert!(rustix::process::geteuid().is_root(), "only root can give files away");
@@ -327,7 +326,7 @@ mod tests {
             state.brought_keys.insert(of, Secret::new("key"));
         }
         let owner_of = |name: &str| fs::metadata(layout.root().join(name)).unwrap().uid();
-        // As an older agent left them.
+        // In an older agent's layout.
         let standard = BTreeSet::from([CertificateLayout::Standard]);
         put(&layout, &state, Some((0, 0)), &standard).unwrap();
         put(&layout, &state, Some((NOBODY, NOBODY)), &standard).unwrap();

@@ -1,10 +1,10 @@
 //! The agent's port over a virtio-serial line, for machines that their host cannot reach by network. Both ends are here.
 //!
-//! Such a line is one pipe of bytes each way for the machine's whole life. Anyone who comes to it may find the end of what was said
-//! to somebody else, so what travels is cut into frames that cannot be mistaken (COBS: a zero byte ends a frame and is found
-//! nowhere else), and each belongs to a stream whose number its opener chose at random. Half a frame of an earlier time is ended by
-//! the zero that comes before every frame too, and frames of streams that nobody knows are dropped. Several streams share a line,
-//! each with a window, so that one that is not read does not keep the others waiting. Who speaks is TLS's affair, above.
+//! Such a line is one byte stream each way for the machine's whole life. A new connection may find the end of an earlier
+//! conversation, so data travels in frames that cannot be mistaken (COBS: a zero byte ends a frame and occurs nowhere else), and
+//! each frame belongs to a stream with a random number. A partial frame of an earlier conversation ends at the zero that precedes
+//! every frame, and frames of unknown streams are dropped. Several streams share a line, each with a window, so that an unread
+//! stream does not delay the others. TLS on top authenticates both sides.
 
 mod frame;
 mod line;
@@ -26,18 +26,18 @@ use tokio::sync::mpsc;
 
 use line::Line;
 
-/// What a stream over a line is to those who use it.
+/// A stream over a line.
 pub type Stream = DuplexStream;
 
-/// How long the guest waits for a host that has not opened its side: meanwhile reading says "end", which it is not.
+/// How long the guest waits for a host that has not opened its side: until then reading returns "end" although it is not.
 const NOBODY_THERE: Duration = Duration::from_millis(200);
 const NAMED_WITHIN: Duration = Duration::from_secs(60);
 
 /// The lines that this process holds, by the host's sockets. A line can be held only once.
 static LINES: Mutex<BTreeMap<PathBuf, Weak<Line>>> = Mutex::new(BTreeMap::new());
 
-/// The host's side: a new stream to the agent behind this socket of a domain. It fails when nobody answers there; anyone who calls
-/// sets the time for that. A line is held for as long as a stream of this process uses it; another process waits meanwhile.
+/// The host's side: a new stream to the agent behind this socket of a domain. It fails if nothing answers there; the caller sets
+/// the time limit. A line is held while a stream of this process uses it; other processes wait meanwhile.
 pub async fn connect(path: &Path) -> io::Result<Stream> {
     if let Some(line) = held(path) {
         match line.open().await {
@@ -63,7 +63,7 @@ fn forget(path: &Path, line: &Arc<Line>) {
     }
 }
 
-/// The guest's side: the streams that come in on this port, for as long as it exists. Early in a boot it may not have its name yet.
+/// The guest's side: incoming streams on this port, for as long as it exists. Early in a boot the port may not have its name yet.
 pub(crate) async fn listen(device: &Path) -> io::Result<mpsc::Receiver<Stream>> {
     let begun = Instant::now();
     while !device.exists() && begun.elapsed() < NAMED_WITHIN {
@@ -75,7 +75,7 @@ pub(crate) async fn listen(device: &Path) -> io::Result<mpsc::Receiver<Stream>> 
     Ok(accept(read, write))
 }
 
-/// The streams that come in on a line.
+/// Incoming streams of a line.
 pub(crate) fn accept(
     read: impl AsyncRead + Send + Unpin + 'static,
     write: impl AsyncWrite + Send + Unpin + 'static,
@@ -148,7 +148,7 @@ impl AsyncWrite for PortWriter {
                 written => return Poll::Ready(written),
             }
         }
-        // There is no host now.
+        // No host is connected.
         Poll::Ready(Err(io::ErrorKind::NotConnected.into()))
     }
 

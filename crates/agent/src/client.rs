@@ -1,5 +1,5 @@
-//! The controller's side of an agent's port. An agent is known by a certificate of the control CA that names its machine;
-//! anyone else who answers there may be asked to enrol, and nothing else is ever said to it.
+//! The controller's side of an agent's port. A certificate of the control CA with the machine's name identifies an agent.
+//! Any other server there may only be asked to enrol; nothing else is sent to it.
 
 mod bounded;
 mod clock;
@@ -66,7 +66,7 @@ pub enum ClientError {
     Refused(#[from] Refusal),
     #[error(transparent)]
     Read(#[from] ReadFailure),
-    /// It answers, but not as an agent of ours does.
+    /// It answers, but not like an agent of this cluster.
     #[error("unexpected answer from the agent at {address}: {why}")]
     Protocol { address: SocketAddr, why: String },
     #[error("the control CA or the controller's certificate cannot be used")]
@@ -83,15 +83,15 @@ impl ClientError {
     }
 }
 
-/// Who was met at an agent's port.
+/// What answered at an agent's port.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Look {
-    /// An agent without a certificate of ours for this machine, with the SHA-256 of the key it serves with.
+    /// An agent without a certificate of this cluster for this machine, with the SHA-256 of its TLS key.
     Unenrolled {
         public_key: String,
     },
     Facts(Box<Facts>),
-    /// An agent of ours whose protocol this program does not speak, and the highest fencing number that it has obeyed.
+    /// An agent of this cluster with an unsupported protocol, and the highest fencing number that it has obeyed.
     OtherProtocol {
         program: ProgramSeen,
         fence: Option<u64>,
@@ -117,7 +117,7 @@ impl<'de> Deserialize<'de> for Told {
     }
 }
 
-/// Speaks to one agent. Connections are kept and used again; two requests at once use two.
+/// A client of one agent. Connections are reused; two requests at once use two.
 pub struct AgentClient {
     address: SocketAddr,
     dial: Dial,
@@ -127,12 +127,12 @@ pub struct AgentClient {
     idle: Mutex<Vec<Connection>>,
 }
 
-/// Dropping it ends all that is under way on it.
+/// Dropping it ends everything in progress on it.
 struct Connection {
     peer: Peer,
     sender: SendRequest<Sent>,
     task: AbortHandle,
-    /// Why it ended, once it has. Anyone who sends on it learns only that it did.
+    /// Why it ended. A sender on it only learns that it did.
     ended: Ended,
 }
 
@@ -178,7 +178,7 @@ impl AgentClient {
         })
     }
 
-    /// Connects another way than from this process's network.
+    /// Connects in another way than from this process's network.
     pub fn by(self, dial: Dial) -> Self {
         AgentClient { dial, ..self }
     }
@@ -206,12 +206,12 @@ impl AgentClient {
         self.verified(path::LOGS, request, FACTS).await?.of_ours()
     }
 
-    /// Begins work on backups, or asks how far it has come.
+    /// Starts work on backups, or polls it.
     pub async fn job(&self, request: &JobRequest) -> Result<JobAnswer, ClientError> {
         self.verified(path::JOB, request, ORDER).await?.of_ours()
     }
 
-    /// Also returns the key that the answer came by: the proof must be for that very key.
+    /// Also returns the key of the connection: the proof must be for that key.
     pub async fn enrol(&self, request: &EnrolRequest) -> Result<(EnrolAnswer, ServedKey), ClientError> {
         let mut connection = self.connect_to_stranger().await?;
         let Bounded(answer) = self.ask(&mut connection, path::ENROL, request, ENROLMENT).await?;
@@ -224,13 +224,13 @@ impl AgentClient {
         let mut connection = self.connect_to_stranger().await?;
         let request = EnrolCertificate { chain };
         let answer = self.ask(&mut connection, path::ENROL_CERTIFICATE, &request, ORDER).await;
-        // From now on it shows another certificate.
+        // From now on it presents another certificate.
         self.idle.lock().expect("no holder panics").clear();
         answer
     }
 
-    /// Asks an agent that is known to be ours. A connection that was kept may have died with the agent's last process,
-    /// so then it is asked once more on a new one; every request can be repeated.
+    /// Sends a request to a known agent of this cluster. A kept connection may have died with the agent's last process,
+    /// so the request is repeated once on a new one; every request can be repeated.
     async fn verified<A: DeserializeOwned>(
         &self,
         at: &str,
@@ -291,7 +291,7 @@ impl AgentClient {
         }
     }
 
-    /// A connection to an agent of ours that is free and, as far as is known, alive.
+    /// A free connection to an agent of this cluster that seems to be alive.
     fn kept(&self) -> Option<Connection> {
         let kept = self.idle.lock().expect("no holder panics").pop();
         kept.filter(|kept| kept.peer == Peer::Verified && !kept.sender.is_closed())
@@ -302,7 +302,7 @@ impl AgentClient {
         if connection.peer == Peer::Verified { Ok(connection) } else { Err(Refusal::NotEnrolled.into()) }
     }
 
-    /// An agent with a crowd at its door drops some of it unheard, and nothing has been asked yet: it is tried again.
+    /// An agent with too many connections drops some of them, and nothing has been sent yet: it is tried again.
     async fn connect(&self) -> Result<Connection, ClientError> {
         for _ in 1..TRIES {
             match self.connect_once().await {
@@ -393,7 +393,7 @@ impl AgentClient {
         time: Duration,
     ) -> Result<A, ClientError> {
         let ended = connection.ended.clone();
-        // Anyone who waits for an answer is told of the connection's end, and its task then is not.
+        // A caller that waits for an answer is notified of the connection's end; its task is not.
         let failed = |error: hyper::Error| {
             let why = error.to_string();
             if clock::alert(&error).is_some() {
@@ -459,7 +459,7 @@ async fn in_time<T, E: ToString>(time: Duration, work: impl Future<Output = Resu
     }
 }
 
-/// The other side closed the connection, which TLS itself has nothing to say about.
+/// The other side closed the connection, about which TLS itself reports nothing.
 fn was_dropped(error: &io::Error) -> bool {
     use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
     matches!(error.kind(), ConnectionReset | BrokenPipe | UnexpectedEof)
@@ -491,7 +491,7 @@ impl<A> Answer<A> {
     }
 }
 
-/// Lets every certificate through whose key the other side holds. Who that is, is looked at after the handshake.
+/// Accepts every certificate whose key the other side holds. Its owner is checked after the handshake.
 #[derive(Debug)]
 struct HoldsItsKey(Arc<CryptoProvider>);
 

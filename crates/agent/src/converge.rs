@@ -1,5 +1,5 @@
-//! Makes files and programs be as the node config says. Running services are left alone: they take up what they read
-//! only at their start when they are ordered to restart. A config is taken as a whole or not at all.
+//! Makes files and programs match the configuration. Running services are not touched: they read what they need only at
+//! startup when they are ordered to restart. A configuration is applied completely or not at all.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};
@@ -16,7 +16,7 @@ use crate::layout::Layout;
 use crate::services::Service;
 use crate::state::{InPlace, State, check_generation};
 
-/// To whom the files belong that a service reads.
+/// The owner of a service's files.
 pub(crate) type Owners = BTreeMap<String, Owner>;
 
 impl Agent {
@@ -89,7 +89,7 @@ impl Agent {
     }
 }
 
-/// Names become names of files and units, and each must be one service's alone.
+/// Names become file and unit names, so they must be valid and unique.
 fn check_services(services: &[ServiceConfig]) -> Result<(), Refusal> {
     let mut names = BTreeSet::new();
     for ServiceConfig { name, runs, .. } in services {
@@ -113,8 +113,7 @@ fn check_services(services: &[ServiceConfig]) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// A node config comes from the controller, and still nothing it says may reach outside of the root or into the agent's
-/// own memory.
+/// A configuration comes from the controller, but must not reach outside of the root or into the agent's own state.
 fn check_path(path: &str) -> Result<(), Refusal> {
     let plain = Path::new(path).components().all(|part| matches!(part, Component::Normal(_)));
     // And what is stored next to them under a longer name: `etcd.stamp`, `etcd.staged`, `etcd.before-…`, `pki-…`.
@@ -139,7 +138,7 @@ pub(crate) fn put(
 ) -> Result<(), AgentError> {
     for file in &config.files {
         let content = file.bytes().unwrap_or_default();
-        // What no service reads, such as root's password, is none of their users' business.
+        // Files that no service reads, such as root's password, must not be readable by service users.
         files::ensure(&layout.root().join(&file.path), &content, file.mode, owners.get(&file.path).copied())?;
     }
     let gone = |path: &str| !config.files.iter().any(|file| file.path == path);

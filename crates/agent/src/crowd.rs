@@ -1,7 +1,7 @@
-//! Connections whose other end is not known yet, within a bound. Anyone can open them, so when there are too many somebody
-//! must go, and that must not be the controller only because it came at a bad moment: the source that holds the most places
-//! loses one of them, chosen at random. A flood from one address displaces itself; a flood from the controller's own
-//! address displaces the controller no more often than anybody else, and its next try is as good as the first.
+//! Connections that are not authenticated yet, limited in number. Anyone can open them, so when there are too many, one
+//! must be closed. That must not always be the controller's: the source with the most connections loses one of them, chosen
+//! at random. A flood from one address displaces itself. A flood from the controller's own address displaces the controller
+//! no more often than other connections, and its next attempt has the same chance as the first.
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
@@ -15,7 +15,7 @@ use tokio::task::AbortHandle;
 
 use crate::refused::Refused;
 
-/// The next connection. It ends when its other end has acknowledged nothing for so long.
+/// The next connection. It ends when its other end has acknowledged nothing for this long.
 pub async fn accept(listener: &TcpListener, refused: &Refused, vanished: Duration) -> (TcpStream, SocketAddr) {
     loop {
         match listener.accept().await {
@@ -33,7 +33,7 @@ pub async fn accept(listener: &TcpListener, refused: &Refused, vanished: Duratio
     }
 }
 
-/// Who connects, as far as fairness goes. None: over a line that has no addresses.
+/// The source of a connection, for fairness. None: over a line without addresses.
 type Source = Option<IpAddr>;
 
 pub struct Crowd {
@@ -46,7 +46,7 @@ struct Places {
     of: BTreeMap<Source, Vec<Place>>,
     count: usize,
     next: u64,
-    /// Keyed by the operating system, so that nobody outside can tell who goes next.
+    /// Randomly keyed, so no client can predict which connection is closed next.
     random: RandomState,
 }
 
@@ -61,7 +61,7 @@ impl Crowd {
         Crowd { limit, places: Arc::default() }
     }
 
-    /// Runs `work` in a separate place; it may be aborted whenever others want in.
+    /// Runs `work` in a separate place; it may be aborted when others need the place.
     pub fn admit(&mut self, from: Option<IpAddr>, work: impl Future<Output = ()> + Send + 'static) {
         let source = from.map(network);
         let number = {
@@ -83,7 +83,7 @@ impl Crowd {
     }
 }
 
-/// Who counts as one client: one customer usually has a whole /64 of IPv6 addresses.
+/// What counts as one client: a customer usually has a whole /64 of IPv6 addresses.
 pub fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() >> 64 << 64)),
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn in_a_flood_from_the_same_address_who_came_first_goes_no_sooner_than_others() {
+    async fn in_a_flood_from_one_address_early_connections_are_not_closed_first() {
         let from = Some(IpAddr::from(FLOOD));
         let mut stayed = 0;
         for _ in 0..200 {
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_has_a_whole_ipv6_network_is_one_source() {
+    async fn an_ipv6_network_counts_as_one_source() {
         let mut crowd = Crowd::new(64);
         let controller = stay(&mut crowd, Some("2001:db8:0:1::1".parse().unwrap()));
         for host in 1..2000_u128 {
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_is_done_frees_a_place() {
+    async fn a_finished_connection_frees_its_place() {
         let mut crowd = Crowd::new(2);
         let waits = stay(&mut crowd, None);
         for _ in 0..100 {

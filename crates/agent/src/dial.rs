@@ -1,7 +1,7 @@
-//! How this host connects to a machine: a provider knows, and everybody who connects follows it.
+//! How this host connects to a machine, as its provider says. Used for every connection.
 //!
 //! A socket belongs to the network namespace in which it was created, wherever it is used later. So a namespace is entered by a
-//! thread that lives only for that, and no other thread of the program ever leaves its own.
+//! thread that exists only for that, and no other thread of the program leaves its own.
 
 use std::fs::File;
 use std::io;
@@ -12,10 +12,10 @@ use std::path::{Path, PathBuf};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use tokio::net::{TcpSocket, TcpStream};
 
-/// Where `ip` keeps the names of namespaces.
+/// `ip`'s directory of namespace names.
 pub const NAMESPACES: &str = "/run/netns";
 
-/// The way to a machine.
+/// How to reach a machine.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub enum Dial {
     /// To its address, from the network of this process.

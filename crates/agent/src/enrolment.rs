@@ -1,5 +1,6 @@
-//! Enrolment: the agent proves that it was given the seed's token and holds the key it serves TLS with, and takes the
-//! certificate that its controller signs for that key. Afterwards the token is forgotten and nobody can enrol it again.
+//! Enrolment: the agent proves that it has the seed's token and the key of its TLS certificate, and installs the
+//! certificate that its controller signs for that key. Then the token is deleted, and the agent cannot be enrolled
+//! again.
 
 use quorate_core::model::CertificateUse;
 use quorate_core::text::hex;
@@ -21,8 +22,8 @@ impl Agent {
             return Err(Refusal::AlreadyEnrolled);
         }
         let seed = self.seed.lock().expect("no holder panics").clone().ok_or(Refusal::AlreadyEnrolled)?;
-        // Whether the token is still good, its controller decides, by one clock: this machine's may be hours ahead, and a
-        // token that is bound to this agent's key is of use to nobody else, however old it is.
+        // The controller decides whether the token is still valid, by one clock: this machine's may be hours ahead. A
+        // token that is bound to this agent's key is useless to anyone else, however old it is.
         self.make_keys(request.key_algorithm).await?;
         let state = self.state.get();
         let public_key = state.agent_key().pair()?.public_key_der();
@@ -35,7 +36,7 @@ impl Agent {
         })
     }
 
-    /// Keys of this algorithm that exist already stay, so that asking twice changes nothing.
+    /// Existing keys of this algorithm stay, so a repeated request changes nothing.
     async fn make_keys(&self, algorithm: KeyAlgorithm) -> Result<(), AgentError> {
         let state = self.state.get();
         let mut made = Vec::new();

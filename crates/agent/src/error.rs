@@ -1,4 +1,4 @@
-//! What can go wrong on a machine. Display says what was tried; the cause is the source.
+//! Errors on a machine. Display says what was attempted; the cause is the source.
 
 use std::io;
 use std::net::SocketAddr;
@@ -35,7 +35,7 @@ pub enum AgentError {
     NotOurs { path: PathBuf },
     #[error("another agent keeps {}", path.display())]
     AlreadyRunning { path: PathBuf },
-    /// What the seed disk says of the machine cannot be.
+    /// The seed disk's settings are impossible.
     #[error("{}: {field}: {why}", path.display())]
     Machine { path: PathBuf, field: String, why: String },
     #[error(
@@ -44,12 +44,12 @@ pub enum AgentError {
     )]
     NoSeedDisk { label: &'static str, seconds: u64 },
     #[error(
-        "the metadata service at {address} has given no user data within {seconds} s ({why}); this machine does not know what it is to \
-         be: check that the instance's metadata service is enabled and that DHCP works, and boot it again"
+        "the metadata service at {address} has given no user data within {seconds} s ({why}); this machine has no \
+         settings: check that the instance's metadata service is enabled and that DHCP works, and boot it again"
     )]
     NoMetadata { address: String, seconds: u64, why: String },
     #[error(
-        "the user data of this instance cannot be used: {why}; the machine does not know what it is to be: set `seed: quorate` in the \
+        "the user data of this instance cannot be used: {why}; the machine has no settings: set `seed: quorate` in the \
          spec, and let quorate create the instance again"
     )]
     UserData { why: String },

@@ -1,4 +1,4 @@
-//! Facts: what the agent reports of its machine.
+//! Facts: what the agent reports about its machine.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

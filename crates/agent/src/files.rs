@@ -1,5 +1,5 @@
-//! Files that are either the old or the new one, never half of either, and never readable by more than they should be
-//! for even an instant.
+//! Writes files atomically: a reader sees the old or the new one, never a part. A file is never readable by more users
+//! than it should be, not even for an instant.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -10,7 +10,7 @@ use crate::AgentError;
 
 pub(crate) const PRIVATE: u32 = 0o600;
 
-/// User and group that files for etcd belong to, where they are not the agent's own.
+/// User and group of files for etcd, if they are not the agent's own.
 pub(crate) type Owner = (u32, u32);
 
 /// Replaces the file and returns when it would survive a power cut.
@@ -93,7 +93,7 @@ pub(crate) fn try_make_dir(path: &Path, mode: u32) -> io::Result<()> {
     missing.into_iter().try_for_each(|made| fs::set_permissions(made, fs::Permissions::from_mode(mode)))
 }
 
-/// Makes a directory, and those above it, that only its owner can read.
+/// Creates a directory, and its parents, that only its owner can read.
 pub fn private_directory(path: &Path) -> io::Result<()> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(path)
 }
@@ -109,7 +109,7 @@ pub(crate) fn give_to(path: &Path, owner: Option<Owner>) -> Result<(), AgentErro
     std::os::unix::fs::chown(path, Some(user), Some(group)).map_err(AgentError::file("give away", path))
 }
 
-/// Makes `link` point at its neighbour `target`, in one instant.
+/// Makes `link` point to its neighbour `target`, atomically.
 pub(crate) fn link(link: &Path, target: &str) -> Result<(), AgentError> {
     if fs::read_link(link).is_ok_and(|found| found == Path::new(target)) {
         return Ok(());
@@ -123,14 +123,14 @@ pub(crate) fn link(link: &Path, target: &str) -> Result<(), AgentError> {
     put().map_err(AgentError::file("link", link))
 }
 
-/// Opens a file for reading that another user may have made: a link is not followed, and nothing but a file is opened.
+/// Opens another user's file for reading: links are not followed, and only regular files are opened.
 pub(crate) fn open_plain(path: &Path) -> io::Result<File> {
     let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
     let file = OpenOptions::new().read(true).custom_flags(flags.bits().cast_signed()).open(path)?;
     if file.metadata()?.is_file() {
         Ok(file)
     } else {
-        Err(io::Error::other("it is neither a file nor a directory, and etcd makes nothing else"))
+        Err(io::Error::other("it is neither a file nor a directory, and etcd never creates anything else"))
     }
 }
 

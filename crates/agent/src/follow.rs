@@ -1,6 +1,6 @@
-//! Follows fluent-bit's configuration in an etcd elsewhere: keys below a prefix become files, and fluent-bit is started again when they
-//! have changed. A separate process, so that an agent that follows nothing does not carry it. While that etcd is away, or holds what
-//! fluent-bit refuses, the last good configuration stays.
+//! Follows fluent-bit's configuration in another etcd: keys below a prefix become files, and fluent-bit restarts when they change. This
+//! is a separate process, so that an agent that follows nothing does not need its memory. While that etcd is unavailable, or has a
+//! configuration that fluent-bit refuses, the last good one stays.
 
 pub(crate) mod allowed;
 mod set;
@@ -18,7 +18,7 @@ use set::Set;
 
 pub(crate) use set::{DIRECTORY, INDEX, forget, start_over};
 
-/// Anyone who writes several keys should not see fluent-bit start once for each.
+/// Several changed keys should not restart fluent-bit several times.
 const SETTLING: Duration = Duration::from_millis(300);
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(15);
@@ -33,7 +33,7 @@ pub async fn follow(root: &Path) -> Result<(), AgentError> {
     Ok(())
 }
 
-/// Why nothing is followed now, where something should be.
+/// Why the configuration cannot be followed now.
 pub(crate) fn trouble(layout: &Layout) -> Option<String> {
     std::fs::read_to_string(layout.log_source_trouble()).ok()
 }
@@ -59,7 +59,7 @@ impl Follower {
                     break;
                 }
             }
-            // A watch that ended after it had been of use is no trouble yet.
+            // A watch that worked and then ended is not a problem yet.
             pause = if any { FIRST_PAUSE } else { (pause * 2).min(LONGEST_PAUSE) };
             if !any {
                 self.say(Some(troubles.join("; ")));
@@ -91,7 +91,7 @@ impl Follower {
         Client::connect(options)
     }
 
-    /// Ends with an error only. Every change is read whole, at one revision, so that no half of it is ever taken.
+    /// Ends only with an error. Every change is read completely, at one revision, so no partial change is applied.
     async fn read_and_watch(&mut self, client: &Client, read: &mut bool) -> Error {
         let keys = KeyRange::prefix(self.source.prefix.as_bytes());
         loop {

@@ -1,5 +1,5 @@
-//! A plain page for load balancers: whether this member can serve clients, and nothing else. It is open to everybody,
-//! so it is small, slow to be abused, and asks the service at most once a second.
+//! A plain page for load balancers: whether this member can serve clients, and nothing else. Anyone can request it, so
+//! it is small, rate-limited, and queries the service at most once a second.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -18,13 +18,13 @@ use crate::crowd::Crowd;
 
 const HEADERS: Duration = Duration::from_secs(2);
 const CONNECTION: Duration = Duration::from_secs(5);
-/// Who asks needs milliseconds; the rest are in the way.
+/// A request takes milliseconds; slower clients only block others.
 const VISITORS: usize = 128;
 const FRESH: Duration = Duration::from_secs(1);
 
 struct Page {
     agent: Arc<Agent>,
-    /// Held while asking, so that many visitors at once lead to one question.
+    /// Held during a query, so that many simultaneous requests cause one query.
     last: Mutex<Option<(Instant, Result<(), &'static str>)>>,
 }
 

@@ -1,6 +1,6 @@
-//! What a machine runs next to etcd: the time, the node exporter, the firewall and the forwarding of logs. Configurations are made
-//! of the node config and checked by the very programs that will read them before they are put in place; a service is started
-//! again only when what it reads has changed.
+//! Services that a machine runs next to etcd: time, the node exporter, the firewall and log forwarding. Their configurations are
+//! rendered from the machine's configuration and checked by each program before they are put in place; a service restarts only
+//! when its configuration has changed.
 
 mod chrony;
 pub(crate) mod firewall;
@@ -58,7 +58,7 @@ struct Host {
 }
 
 impl Host {
-    /// Installs what is missing, or says what is.
+    /// Installs missing packages, or reports them.
     async fn supply(&self, config: &HostConfig) -> Result<(), AgentError> {
         let missing: Vec<Need> = needs(config).into_iter().filter(|need| find(need.program).is_none()).collect();
         let Some(first) = missing.first() else { return Ok(()) };
@@ -96,7 +96,7 @@ impl Host {
     async fn put_node_exporter(&self, config: &HostConfig, address: std::net::IpAddr) -> Result<(), AgentError> {
         let unit = "prometheus-node-exporter.service";
         if !config.node_exporter {
-            // Where it is not installed there is nothing to stop.
+            // If it is not installed, there is nothing to stop.
             return match find(NODE_EXPORTER.program) {
                 Some(_) => systemctl(&["disable", "--quiet", "--now", unit]).await.map(drop),
                 None => Ok(()),
@@ -113,7 +113,7 @@ impl Host {
         }
     }
 
-    /// Other tables of the machine are not ours, and stay.
+    /// Other tables of the machine belong to others, and stay.
     async fn put_firewall(&self, rules: Option<String>) -> Result<(), AgentError> {
         let path = self.root.join("etc/nftables.conf");
         let ours = std::fs::read_to_string(&path).is_ok_and(|text| firewall::is_ours(&text));
@@ -182,7 +182,7 @@ fn program(need: &Need) -> PathBuf {
     find(need.program).unwrap_or_else(|| PathBuf::from(need.program))
 }
 
-/// Where xtask puts what tests need.
+/// xtask's directory of test programs.
 #[cfg(test)]
 fn lab() -> PathBuf {
     let lab = std::env::var_os("QUORATE_LAB").map(PathBuf::from);

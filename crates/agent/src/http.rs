@@ -1,5 +1,5 @@
-//! Questions to the HTTP pages of services next to the agent, and of their peers: one connection and one request each, with TLS. Anyone who
-//! asks bounds the time.
+//! Requests to the HTTP pages of services next to the agent, and of their peers: one connection and one request each, with TLS. The caller
+//! sets the time limit.
 
 use std::sync::Arc;
 

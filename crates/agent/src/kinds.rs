@@ -1,4 +1,4 @@
-//! What only one kind of cluster has on its machines: one module per kind.
+//! What only one kind of cluster has on its machines, one module per kind.
 
 pub mod etcd;
 pub mod postgres;

@@ -1,4 +1,4 @@
-//! Where everything is below the agent's root: `/` on a machine, a directory under the local provider.
+//! Paths below the agent's root: `/` on a machine, a directory under the local provider.
 
 use std::io;
 use std::net::IpAddr;
@@ -21,7 +21,7 @@ impl Layout {
         &self.root
     }
 
-    /// The agent's own memory: private.
+    /// The agent's state: private.
     pub(crate) fn state_dir(&self) -> PathBuf {
         self.root.join("var/lib/quorate")
     }
@@ -34,17 +34,17 @@ impl Layout {
         self.root.join(crate::LOCK_FILE)
     }
 
-    /// Which process a service is.
+    /// The process of a service.
     pub(crate) fn process_file(&self, service: &str) -> PathBuf {
         self.state_dir().join(format!("{service}.process.json"))
     }
 
-    /// From where the configuration for forwarding logs is taken, and as whom; there while one is followed.
+    /// The source and login of the log forwarding configuration; present while one is followed.
     pub(crate) fn log_source(&self) -> PathBuf {
         self.state_dir().join("log-source.json")
     }
 
-    /// Why that cannot be followed now. No reboot survives it.
+    /// Why that cannot be followed now. It does not survive a reboot.
     pub(crate) fn log_source_trouble(&self) -> PathBuf {
         self.root.join("run/quorate/log-source-trouble")
     }
@@ -54,7 +54,7 @@ impl Layout {
         self.root.join("etc/etcd/pki")
     }
 
-    /// Where a separate disk for etcd's data is mounted. It is there on machines that have one, and on no others.
+    /// The mount point of a separate disk for etcd's data. It exists only on machines with one.
     pub(crate) fn data_disk(&self) -> PathBuf {
         self.root.join("var/lib/etcd.disk")
     }
@@ -69,12 +69,12 @@ impl Layout {
         self.data_home().join("etcd")
     }
 
-    /// What an interrupted first start left, put aside before the next.
+    /// Leftovers of an interrupted first start, put aside before the next.
     pub(crate) fn remnant(&self) -> PathBuf {
         self.data_home().join("etcd.remnant")
     }
 
-    /// Where the data of a new formation is made.
+    /// The directory where the data of a new bootstrap is created.
     pub(crate) fn renewal(&self) -> PathBuf {
         self.data_home().join("etcd.renewal")
     }
@@ -84,8 +84,8 @@ impl Layout {
         self.data_home().join("etcd.staged")
     }
 
-    /// What was there before the formation of this token was made of it.
-    /// A token is free text, so the name is a digest of it: never a path, and never too long for one.
+    /// The data from before the bootstrap with this token. A token is free text, so the name is a digest of it: never a
+    /// path, and never too long for one.
     pub(crate) fn before(&self, token: &str) -> PathBuf {
         let digest = quorate_core::text::hex(&Sha256::digest(token)[..8]);
         self.data_home().join(format!("etcd.before-{digest}"))
@@ -99,7 +99,7 @@ impl Layout {
         self.root.join(format!("var/log/{name}.log"))
     }
 
-    /// Where a service that needs no data of a kind may write.
+    /// The directory for services without a kind's data.
     pub(crate) fn service_data(&self, name: &str) -> PathBuf {
         self.root.join(format!("var/lib/quorate-{name}"))
     }
@@ -114,7 +114,7 @@ impl Layout {
         self.root.join("opt/etcd")
     }
 
-    /// A flag of a node config, made real for this machine.
+    /// A flag of the configuration, completed for this machine.
     pub(crate) fn fill_in(&self, flag: &str, address: IpAddr) -> String {
         let root = self.root.to_string_lossy();
         let address = match address {
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn with_a_disk_of_its_own_all_that_belongs_to_the_data_lies_on_it() {
+    fn with_a_separate_disk_everything_of_the_data_is_stored_on_it() {
         let root = tempfile::tempdir().unwrap();
         let layout = Layout::new(root.path()).unwrap();
         assert_eq!(layout.data(), root.path().join("var/lib/etcd"));

@@ -1,8 +1,8 @@
-//! The agent: one process on each machine, and the only one that acts there. It makes the node config true, runs services,
-//! reports what it sees, and obeys its controller alone, in order of the fencing numbers that orders carry.
+//! The agent: one process on each machine, and the only one that acts there. It applies the configuration, runs services,
+//! reports facts, and obeys only its controller, in order of the fencing numbers that orders carry.
 //!
-//! It needs no handler for signals: whenever it is killed, etcd lives on in a process group of its own, what it remembers
-//! is whole on disk, and the next agent continues from there.
+//! It needs no signal handler: whenever it is killed, etcd continues in a separate process group, the agent's state on
+//! disk is consistent, and the next agent continues from there.
 
 mod agent;
 pub mod api;
@@ -68,7 +68,7 @@ use crate::upgrade::{Trial, Upgrades};
 /// Locked by the agent for as long as it runs, below its root; holds its process id.
 pub const LOCK_FILE: &str = "run/agent.lock";
 const LOCK_ATTEMPTS: usize = 100;
-/// How long the address of a machine may take to be there.
+/// How long the address of a machine may take to appear.
 const ANNOUNCING: Duration = Duration::from_secs(60);
 const ROOT_WATCH: Duration = Duration::from_secs(2);
 const SHUTDOWN: Duration = Duration::from_secs(2);
@@ -77,9 +77,9 @@ const SHUTDOWN: Duration = Duration::from_secs(2);
 pub struct Options {
     /// The directory of all its files: `/`, or a directory under the local provider.
     pub root: PathBuf,
-    /// What the provider wrote at the machine's creation. Not read once the agent is enrolled.
+    /// The seed that the provider wrote when it created the machine. Not read once the agent is enrolled.
     pub seed: PathBuf,
-    /// Where etcd's programs are kept, which agents may share; by default below the root.
+    /// The directory of etcd's programs, which agents may share; by default below the root.
     pub cache: Option<PathBuf>,
     pub supervisor: Supervisor,
     /// A virtio-serial port to answer on as well.

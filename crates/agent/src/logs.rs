@@ -1,4 +1,4 @@
-//! The logs of services and of the agent itself, in pieces that fit into an answer.
+//! The logs of services and of the agent, in pieces that fit into an answer.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};

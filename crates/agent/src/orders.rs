@@ -1,4 +1,4 @@
-//! Orders: obeyed one at a time, and none that is older than the newest seen.
+//! Orders: carried out one at a time, and refused if older than the newest one seen.
 
 use std::sync::Arc;
 

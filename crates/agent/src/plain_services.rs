@@ -1,5 +1,4 @@
-//! Services that need no more than to be kept running. They have no data that must be looked at before they start, and come back with the
-//! agent if they are meant to run.
+//! Services that only need to be kept running. They have no data to check before they start, and start with the agent if they should run.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
-//! What can be known of a machine before etcd depends on it: how long its disk takes to make a write durable, and, where something
-//! must be fetched, whether names resolve and traffic gets out.
+//! Checks of a machine before etcd depends on it: how long a durable write takes, and, where a download is needed, whether names
+//! resolve and outgoing connections work.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_name_and_a_port_that_do_not_answer_are_told_apart() {
+    async fn an_unresolvable_name_and_a_closed_port_have_different_errors() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         assert_eq!(trouble("127.0.0.1", port).await, None);

@@ -1,4 +1,4 @@
-//! Processes of this host, known by their id and the tick at which they started, so that a reused id is not mistaken.
+//! Processes of this host, identified by process id and start time, so a reused id is not mistaken for the same process.
 
 use std::fs;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! How many requests a client address may send: so many at once, and so many per second after that. Memory is bounded: the addresses
-//! that were quiet for longest are forgotten first, and a forgotten address starts over with a full allowance.
+//! Limits the requests of each client address: a burst, and then a number per second. Memory is bounded: the addresses that were
+//! quiet for longest are dropped first, and a dropped address starts again with a full allowance.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -44,7 +44,7 @@ impl Rates {
         is_within
     }
 
-    /// Forgets everybody whose allowance is full again, or else the half that was quiet for longest.
+    /// Drops addresses whose allowance is full again, or else the half that was quiet for longest.
     fn forget(&mut self, now: Instant) {
         let full = Duration::from_secs_f64(self.burst / self.per_second);
         self.clients.retain(|_, allowance| now.saturating_duration_since(allowance.at) < full);

@@ -1,5 +1,5 @@
-//! Whether other machines can be reached from this one. It only knocks: a machine whose agent or etcd accepts a connection
-//! is there, whatever it would say.
+//! Checks whether other machines can be reached from this one. It only connects: a machine whose agent or etcd accepts a
+//! connection is reachable, whatever it would answer.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};

@@ -1,8 +1,8 @@
-//! Reboots of this machine, if it is one, with an upgrade of its packages before. The order is answered at once and carried out in the
-//! background, because an upgrade takes minutes; facts say how far it has come. Whatever fails before the machine goes down leaves it up.
+//! Reboots this machine, optionally after upgrading its packages. The order is answered at once and carried out in the background, because
+//! an upgrade takes minutes; facts report its progress. If anything fails before the machine goes down, it stays up.
 //!
-//! etcd keeps running until systemd stops it, as it stops everything else when the machine goes down. Packages must not restart it before:
-//! no service is started or stopped by an upgrade.
+//! etcd keeps running until systemd stops it with everything else when the machine goes down. The upgrade must not restart it earlier, so
+//! it starts and stops no service.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -19,7 +19,7 @@ use crate::{AgentError, files, process};
 
 /// For the answer to reach the controller before the network goes.
 const ANSWER: Duration = Duration::from_millis(500);
-/// Of what a failed command said.
+/// The length of a failed command's output to keep.
 const LAST_LINES: usize = 4;
 const LONGEST_COMPLAINT: usize = 600;
 
@@ -74,7 +74,7 @@ impl Reboots {
         }
     }
 
-    /// What the controller with this fencing number hears of it.
+    /// The report for the controller with this fencing number.
     pub(crate) fn seen(&self, asking: Option<u64>) -> Option<RebootSeen> {
         let ordered = self.0.lock().expect("no holder panics");
         let Ordered { fence, stage } = ordered.as_ref()?;
@@ -130,7 +130,7 @@ impl Agent {
         systemctl(&["reboot"]).await.map(drop).map_err(|error| error.in_full())
     }
 
-    /// What apt-get did, in its words. One that takes too long is not killed, because that could leave half a package behind.
+    /// apt-get's summary. One that takes too long is not killed, because that could leave a package half installed.
     async fn upgrade_packages(&self) -> Result<String, String> {
         let policy = self.layout.root().join(POLICY);
         let work = tokio::spawn(upgrade(policy));
@@ -142,7 +142,7 @@ impl Agent {
         }
     }
 
-    /// What an upgrade that was killed has left.
+    /// Leftovers of a killed upgrade.
     pub(crate) fn allow_services(&self) {
         if let Err(error) = allow(&self.layout.root().join(POLICY)) {
             tracing::warn!(error = error.in_full(), "packages may not start services");
@@ -163,7 +163,7 @@ async fn upgrade(policy: PathBuf) -> Result<String, String> {
     Ok(summary(&upgraded?))
 }
 
-/// Asks nobody anything, and keeps files that somebody has changed. An index that cannot be fetched is an error.
+/// Runs without questions, and keeps changed configuration files. An index that cannot be fetched is an error.
 fn apt_get() -> Command {
     let mut command = Command::new("apt-get");
     command.env("DEBIAN_FRONTEND", "noninteractive").env("LC_ALL", "C").env("NEEDRESTART_SUSPEND", "1");
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn what_apt_says_is_told_in_its_words() {
+    fn apts_output_is_reported_unchanged() {
         let printed = "Reading package lists...\nCalculating upgrade...\n3 upgraded, 1 newly installed, 0 to remove and 2 not upgraded.\n\
                        Setting up libc6 (2.36-9) ...\n";
         assert_eq!(summary(printed), "3 upgraded, 1 newly installed, 0 to remove and 2 not upgraded");

@@ -1,5 +1,5 @@
-//! Says in the log that connections were refused, without letting strangers fill the disk with it: the first is said at once,
-//! and those of the following minute as one line with their number.
+//! Logs refused connections without letting strangers fill the disk: the first one is logged at once, and those of the
+//! following minute as one line with their number.
 
 use std::fmt::Display;
 use std::sync::{Arc, Mutex};

@@ -1,7 +1,7 @@
-//! Keeps the logs of services and of the agent within a bound: a file that has grown too large is copied to `NAME.1` and emptied.
-//! It is not renamed, since the service or systemd holds it open and would write on into the renamed one. All of them append, so
-//! that what they write next begins at the start of the emptied file. A line that is written between the last look at the
-//! file and its emptying is lost; that is some microseconds in each 16 MiB.
+//! Limits the size of logs of services and of the agent: a file that is too large is copied to `NAME.1` and truncated. It is not
+//! renamed, because the service or systemd has it open and would continue to write to the renamed file. All of them append, so
+//! the next write begins at the start of the truncated file. A line that is written between the copy and the truncation is lost;
+//! that is a few microseconds for each 16 MiB.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -76,7 +76,7 @@ mod tests {
     const SMALL: u64 = 64 << 10;
 
     #[test]
-    fn a_log_that_somebody_holds_open_stays_small_and_goes_on() {
+    fn a_log_that_a_process_holds_open_stays_small_and_continues() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("etcd.log");
         let mut log = files::open_log(&path).unwrap();

@@ -1,6 +1,6 @@
-//! The port that the controller connects to. Every connection is a separate task with limits on time and size, so
-//! strangers cannot exhaust the agent. Requests and answers are small and read as a whole, except for reading calls of etcd
-//! and uploaded files, which are streams.
+//! The port that the controller connects to. Every connection is a separate task with limits on time and size, so strangers
+//! cannot exhaust the agent. Requests and answers are small and read as a whole, except for etcd's read calls and uploaded
+//! files, which are streams.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;

@@ -1,6 +1,6 @@
-//! How services are kept running, each known by its name: as supervised children under the local provider, by systemd on machines, and
-//! where a config asks for that by the machine's kubelet.
-//! Whether one may run is decided elsewhere; a supervisor only keeps running what it was ordered to start, and says how that goes.
+//! Supervision of services, each known by its name: as child processes under the local provider, by systemd on machines, and by the
+//! machine's kubelet if the configuration says so. Whether a service may run is decided elsewhere; a supervisor keeps running what it
+//! was ordered to start, and reports its state.
 
 pub(crate) mod child;
 mod choice;

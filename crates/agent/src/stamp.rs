@@ -1,4 +1,4 @@
-//! The stamp next to a service's data, which says whose data it is.
+//! The stamp next to a service's data, which says which cluster and member the data belongs to.
 
 use std::fs;
 use std::io;

@@ -1,5 +1,5 @@
-//! The agent's memory: one file, replaced as a whole and made durable before anything is done that rests on it. All else
-//! that the agent writes follows from it and is put right again at each start, except etcd's data and the stamp next to it.
+//! The agent's state: one file, replaced atomically and durable before anything depends on it. Everything else that the
+//! agent writes is derived from it and corrected at each start, except etcd's data and the stamp next to it.
 
 mod migrate;
 

@@ -1,5 +1,5 @@
-//! TLS of both planes: the agent's server side, which obeys the control CA alone and whose own certificate can be swapped
-//! while it serves, and the client configurations for etcd. Everything is on ring.
+//! TLS: the agent's server, which accepts only the control CA and can replace its own certificate while it serves, and
+//! the client configurations for etcd. Everything uses ring.
 
 use std::sync::{Arc, Mutex};
 

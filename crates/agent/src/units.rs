@@ -1,5 +1,5 @@
-//! What the units that we write have in common: how far each of our programs is shut in, and the check that nothing which
-//! ends a line gets into a unit.
+//! What quorate's units have in common: how each program is sandboxed, and the check that a unit contains no injected
+//! line break.
 
 use crate::AgentError;
 

@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_nobody_reaches_is_ended_when_its_time_is_up() {
+    fn an_unreachable_program_is_ended_when_its_time_is_up() {
         let (root, guarded) = try_program("exec sleep 60", Duration::from_millis(500));
         assert!(why(guarded).contains("no controller reached it"));
         let pid = fs::read_to_string(root.join("pid")).unwrap();

@@ -1,5 +1,4 @@
-//! A file that is sent to this machine over the agent's port. It counts once all of it is here and is what was announced; an interrupted
-//! upload leaves nothing.
+//! A file that is uploaded over the agent's port. It counts when it is complete and as announced; an interrupted upload leaves nothing.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};

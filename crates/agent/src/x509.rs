@@ -1,4 +1,4 @@
-//! What certificates say, in the words of the facts.
+//! Certificates as the facts report them.
 
 use std::time::Duration;
 

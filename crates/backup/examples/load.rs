@@ -62,7 +62,7 @@ async fn run(arguments: &[String]) -> Result<String> {
 
 fn members() -> Result<Vec<Client>> {
     let variable =
-        |name: &str| std::env::var(name).map_err(|_| format!("{name} is not set: use what `quorate env` tells"));
+        |name: &str| std::env::var(name).map_err(|_| format!("{name} is not set: use the output of `quorate env`"));
     let read = |name: &str| -> Result<String> { Ok(std::fs::read_to_string(variable(name)?)?) };
     let (ca, certificate, key) = (read("ETCDCTL_CACERT")?, read("ETCDCTL_CERT")?, read("ETCDCTL_KEY")?);
     let connect = |endpoint: &str| -> Result<Client> {

@@ -1,6 +1,6 @@
-//! What there is in a store of one cluster, as far as names, sizes and manifests show: full backups, how far the changes on top of each
-//! lead, and what is visibly damaged. What only reading everything can find is for [`verify`](crate::verify). A backup without a
-//! manifest does not exist; its objects are leftovers.
+//! The contents of a store for one cluster, as far as names, sizes and manifests show: full backups, how far the changes on top of each
+//! reach, and visible damage. [`verify`](crate::verify) finds what only reading everything can find. A backup without a manifest does
+//! not exist; its objects are leftovers.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -43,11 +43,11 @@ pub struct Full {
     pub stored_bytes: u64,
     /// The segments alone.
     pub changes_bytes: u64,
-    /// What is wrong with the snapshot or its key: this one cannot be restored.
+    /// The damage of the snapshot or its key: this backup cannot be restored.
     pub damage: Vec<Damage>,
-    /// What ends the chain of segments early.
+    /// The damage that ends the chain of segments early.
     pub chain_damage: Option<Damage>,
-    /// What is among the segments and is none: nobody signed it for the revisions that its name says. It ends no chain.
+    /// Objects among the segments that are none: not signed for the revisions in their name. They do not end the chain.
     pub strays: Vec<Damage>,
     /// How many bytes each segment has in the store.
     pub segment_bytes: BTreeMap<Span, u64>,

@@ -1,7 +1,7 @@
-//! Which full backup and which changes on top of it lead to what is wanted: the one that leads furthest, or to the asked moment. That need
-//! not be the latest: changes may have been recorded on top of an earlier one beyond it. Where the way there is damaged, and no other
-//! leads there, it refuses, and says what is damaged and what can still be had: to go back further than was asked for is the operator's
-//! to decide. What was passed over on the way is told.
+//! Chooses the full backup, and the changes on top of it, that lead to the requested moment or as far as possible. That need not be the
+//! latest backup: changes may have been recorded on top of an earlier one beyond it. If the path is damaged and there is no other one, it
+//! refuses, and names the damage and what can still be restored: going back further than requested is the operator's decision. It reports
+//! what it passed over.
 
 use jiff::Timestamp;
 
@@ -13,7 +13,7 @@ use crate::names::BackupId;
 use crate::segment::SegmentManifest;
 use crate::store::Store;
 
-/// What is to be restored.
+/// The requested state.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Wish {
     /// Whatever leads furthest: mostly the newest full backup with all changes on top of it.

@@ -1,4 +1,4 @@
-//! Damage to what was stored, each kind by the object that has it, so that an operator knows what to look at and what else is still good.
+//! Damage to stored objects, each kind with the object concerned, so an operator knows what to check and what is still good.
 
 use crate::names::{BackupId, Span};
 
@@ -62,7 +62,7 @@ impl Damage {
 }
 
 impl Damage {
-    /// Whether it shows that somebody else writes to the store.
+    /// Whether it shows another writer to the store.
     pub fn is_forgery(&self) -> bool {
         matches!(self, Damage::Forged { .. } | Damage::Future { .. })
     }

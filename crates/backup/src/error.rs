@@ -1,4 +1,4 @@
-//! What comes out of this crate when something did not work.
+//! The errors of this crate.
 
 use std::path::{Path, PathBuf};
 

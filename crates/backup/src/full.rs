@@ -1,6 +1,6 @@
-//! A full backup: etcd's snapshot through compression and encryption straight into the store, then its key and the ledger, and last the
-//! manifest. Until that is there, nothing is. Memory does not grow with the database, and nothing touches the disk. One attempt is
-//! made: where the member or the store fails for long, all is cleared and the caller starts again.
+//! A full backup: etcd's snapshot is compressed, encrypted and streamed into the store, then its key and the ledger, and last the
+//! manifest. Until the manifest exists, the backup does not. Memory does not grow with the database, and nothing touches the disk. It
+//! makes one attempt: if the member or the store fails for long, everything is removed and the caller starts again.
 
 use std::fs::File;
 use std::path::Path;
@@ -266,7 +266,7 @@ pub(crate) fn unreadable(id: &BackupId, path: &str, error: &KeyError) -> Damage 
     Damage::Unreadable { id: id.clone(), path: path.to_owned(), why: error.to_string() }
 }
 
-/// What became of the keys.
+/// The result of rekeying.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Rekeyed {
     pub changed: Vec<BackupId>,

@@ -1,6 +1,7 @@
-//! Keys. Each full backup has a separate identity, to which it and the changes on top of it are encrypted; the identity itself is
-//! encrypted to the operator's recipients in an object next to it. So recipients come and go without the data being written again; one
-//! that is removed may have kept what it could read before. All of it is plain age: `age` and `zstd` open a backup without us.
+//! Keys. Each full backup has a separate identity, to which it and the changes on top of it are encrypted. An object next to the
+//! backup contains that identity, encrypted to the operator's recipients. So recipients can be added and removed without writing the
+//! data again; a removed one may have kept what it could read before. Everything is plain age: `age` and `zstd` open a backup without
+//! quorate.
 
 use std::io::{self, Read, Write};
 use std::str::FromStr;
@@ -17,7 +18,7 @@ pub enum KeyError {
     NotAnIdentity,
     #[error("this backup is encrypted, and no identity was given: give the age identity file of one of its recipients")]
     NoIdentity,
-    #[error("none of the given identities opens it: it is encrypted to other recipients")]
+    #[error("none of the given identities decrypts it: it is encrypted to other recipients")]
     WrongIdentity,
     #[error("it is damaged: {0}")]
     Damaged(String),
@@ -156,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn the_key_of_another_backup_is_told() {
+    fn the_key_of_another_backup_is_reported() {
         let (one, public) = operator();
         let recipients = Recipients::parse(&[public]).unwrap().unwrap();
         let sealed = BackupKey::generate().wrap(&recipients).unwrap();
@@ -165,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_key_is_told() {
+    fn an_invalid_key_is_reported() {
         assert!(matches!(Recipients::parse(&[String::from("ssh-rsa x")]), Err(KeyError::NotARecipient(_))));
         assert!(Recipients::parse(&[]).unwrap().is_none());
         assert!(matches!(Identities::parse(&Secret::new("age1abc")), Err(KeyError::NotAnIdentity)));

@@ -1,6 +1,6 @@
-//! Backups of etcd clusters: full snapshots and the changes between them, in an object store or a directory; what there is, what is
-//! damaged, what may go; and the proof that one can be restored. It promises that a backup whose manifest exists is complete, and that
-//! nothing is called good that was not restored and compared. It is given the living cluster as a [`Source`] and changes nothing there.
+//! Backups of etcd clusters: full snapshots and the changes between them, in an object store or a directory. Lists them, finds damage,
+//! prunes, and proves that one can be restored. A backup with a manifest is complete, and a backup is called good only after it was
+//! restored and compared. The running cluster is passed in as a [`Source`], and nothing is changed there.
 
 pub mod catalog;
 pub mod choose;

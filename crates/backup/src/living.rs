@@ -1,6 +1,6 @@
-//! What a backup holds, compared with what the members of the living cluster hold. A backup is read from one member, which may be damaged
-//! or lie, and then its own word proves nothing: every member that can be asked is asked by itself, and one that holds something else
-//! makes the backup fail.
+//! Compares a backup with the members of the running cluster. A backup is read from one member, which may be damaged or compromised, so
+//! that member's own report proves nothing: every reachable member is queried separately, and if one has different data, the backup
+//! fails.
 
 use std::time::Duration;
 

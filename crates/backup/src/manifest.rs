@@ -1,5 +1,5 @@
-//! What is known of a full backup. It is plain JSON, so that anyone can see what there is without a key; it holds no key and no value
-//! of the data.
+//! The manifest of a full backup. It is plain JSON, so anyone can list backups without a key; it contains no key or value of the
+//! data.
 
 use jiff::Timestamp;
 use quorate_pki::SigningKey;

@@ -1,7 +1,7 @@
-//! The second destination: what the first holds of this cluster is copied there, each backup's manifest last, so that it too never shows a
-//! backup that is not whole. Copying is what heals it as well, after it was away. Only what the cluster signed is copied, everything is
-//! compared with its digest on the way, and nothing that is whole in the second is replaced or deleted, whatever the first holds: who can
-//! write to the one must not reach the other through us.
+//! The second destination: everything that the first one has of this cluster is copied there, each backup's manifest last, so it never
+//! shows an incomplete backup. Copying also repairs it after an outage. Only objects that the cluster signed are copied, each is compared
+//! with its digest on the way, and nothing intact in the second destination is replaced or deleted, whatever is in the first: someone who
+//! can write to the first one must not reach the second one through quorate.
 
 use std::collections::BTreeMap;
 
@@ -23,9 +23,9 @@ use crate::store::{PART, Store, Tag, sha256_hex};
 /// Objects up to here are copied whole.
 const SMALL: u64 = PART as u64;
 
-/// Copies what is missing, and returns how many objects that were. What is only in the second stays: pruning is asked of each for itself.
-/// What is damaged or not this cluster's is left out, and reported at the end. Backups from before there were signatures are skipped: they
-/// were copied when they were made.
+/// Copies missing objects, and returns their number. Objects that are only in the second destination stay: each destination is pruned
+/// separately. What is damaged or not this cluster's is left out, and reported at the end. Backups from before there were signatures are
+/// skipped: they were copied when they were made.
 pub async fn copy(
     from: &Store,
     to: &Store,
@@ -68,13 +68,13 @@ struct Mirror<'a> {
     names: &'a Names,
     trust: &'a Trust,
     signing: &'a SigningKey,
-    /// What the second has, and of which size.
+    /// The objects of the second destination, with their sizes.
     there: BTreeMap<String, u64>,
     copied: usize,
     damage: Vec<Damage>,
 }
 
-/// What an object must be.
+/// The expected size and digest of an object.
 struct Expected<'a> {
     id: &'a BackupId,
     path: String,

@@ -1,5 +1,5 @@
-//! The way of the bytes: compress, then encrypt, in pieces that a store takes; and back. It runs on a separate thread, parallel to the network,
-//! and holds a few pieces whatever the size of the whole. Also etcd's checksum at the end of a snapshot.
+//! The data path: compress, then encrypt, in pieces of the store's size; and back. It runs on a separate thread, parallel to the network,
+//! and keeps a few pieces in memory, whatever the total size. Also etcd's checksum at the end of a snapshot.
 
 use quorate_core::text::hex;
 use std::io::{self, Read, Write};
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_goes_in_comes_out_in_parts_that_a_store_takes() {
+    async fn data_is_restored_from_parts_of_the_stores_size() {
         let plain: Vec<u8> = (0..3_000_000_u32).flat_map(|n| n.wrapping_mul(2_654_435_761).to_be_bytes()).collect();
         for key in [None, Some(BackupKey::generate())] {
             let Sealing { input, mut output, done } = seal(1, key.as_ref().map(BackupKey::recipient));

@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_file_that_is_gone_is_noticed_also_of_the_backup_that_another_rests_on() {
+    async fn a_missing_file_is_noticed_also_in_the_backup_that_another_one_depends_on() {
         let directory = tempfile::tempdir().unwrap();
         let store = Store::open(&Place::Directory(directory.path().into()), None, Patience::default()).unwrap();
         let mut full = manifest("20261117-100000F", "2026-11-17T10:00:00Z");
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_backup_goes_when_nothing_keeps_it_and_the_newest_stays() {
+    fn a_full_backup_is_deleted_when_nothing_keeps_it_and_the_newest_is_kept() {
         let listed = |label: &str, began: &str| Listed {
             manifest: manifest(label, began),
             is_signed: true,

@@ -1,5 +1,5 @@
-//! Before a restore: whatever is wanted, from backups or a plain snapshot, becomes one plain snapshot file that was restored and looked at.
-//! Nothing that is running is touched. Also the way out: a backup as a plain snapshot for etcd's own tools.
+//! The preparation of a restore: turns backups or a plain snapshot into one plain snapshot file that was restored and checked. Touches no
+//! running member. Also exports a backup as a plain snapshot for etcd's own tools.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};

@@ -1,5 +1,5 @@
-//! Removing what is no longer kept. The manifest goes first: from then on the backup does not exist, and whatever a kill leaves of it is
-//! a leftover that the next prune clears. The other way round, a kill would leave the manifest of a backup that is not whole.
+//! Removes backups that are no longer kept. The manifest is deleted first: from then on the backup does not exist, and the next prune
+//! removes what an interruption leaves. In the other order, an interruption would leave the manifest of an incomplete backup.
 
 use std::collections::BTreeMap;
 

@@ -1,6 +1,6 @@
-//! Recording changes: what a watch over all keys says becomes segments on top of a full backup. A revision is never split over two
-//! segments and none is left out: a hole is an error. While a new full backup is being taken, changes go on top of the old one and of the
-//! new one, so that either way no moment is uncovered, and a failed backup costs nothing.
+//! Records changes: a watch over all keys becomes segments on top of a full backup. A revision is never split over two segments and none
+//! is left out: a gap is an error. While a new full backup is being taken, changes are recorded on top of both the old one and the new
+//! one, so every moment is covered, and a failed backup costs nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};

@@ -1,6 +1,6 @@
-//! Recorded changes, done again on a temporary etcd: one revision, one transaction, so that every revision gets its own number back, and
-//! with it every key its versions. Leases are granted again under their own ids and kept alive meanwhile; otherwise their keys would go,
-//! and the count of revisions would be off.
+//! Replays recorded changes on a temporary etcd: one revision, one transaction, so every revision gets its original number, and every
+//! key its versions. Leases are granted again under their original ids and kept alive meanwhile; otherwise their keys would be deleted
+//! and the revisions would no longer match.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};

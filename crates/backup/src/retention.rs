@@ -1,5 +1,5 @@
-//! Which full backups are kept. Pure: what there is, the rule and nothing else decide. The newest is always kept, and so is the newest
-//! verified one: a rule can never leave only backups that nobody has restored. The changes on top of a full backup stay and go with it.
+//! Which full backups are kept. Pure: only the list and the rule decide. The newest one and the newest verified one are always kept, so
+//! no rule can leave only backups that were never restored. The changes on top of a full backup are kept and deleted with it.
 
 use std::collections::BTreeMap;
 
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_verified_one_never_goes() {
+    fn the_last_verified_one_is_never_deleted() {
         let all = [
             at("2026-11-01T00:00:00Z", true),
             at("2026-11-02T00:00:00Z", true),

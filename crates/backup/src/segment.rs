@@ -1,7 +1,6 @@
-//! A segment: the changes of a span of revisions, with when each was received. Compressed and encrypted like the full backup that it
-//! builds on; its own small manifest, written after it, has its SHA-256 and that of the segment before it, so that a missing,
-//! exchanged or foreign one is seen. Inside, a line of JSON says what it is; then each revision follows as a protobuf message with its
-//! length before it.
+//! A segment: the changes of a range of revisions, with the time each was received. Compressed and encrypted like the full backup
+//! below it. Its small manifest, written after it, has its SHA-256 and that of the previous segment, so a missing, exchanged or
+//! foreign segment is detected. A line of JSON comes first; then each revision follows as a protobuf message with a length prefix.
 
 use std::collections::BTreeSet;
 
@@ -85,7 +84,7 @@ impl From<Event> for Change {
     }
 }
 
-/// What is known of a segment, in plain JSON.
+/// The manifest of a segment, in plain JSON.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct SegmentManifest {
     pub format: u32,

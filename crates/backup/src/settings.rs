@@ -1,4 +1,4 @@
-//! Where backups go, how they are made and which are kept: what the spec says, in this crate's own words.
+//! Where backups are stored, how they are taken and which are kept: the spec's settings, in this crate's types.
 
 use std::path::PathBuf;
 use std::time::Duration;

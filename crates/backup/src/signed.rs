@@ -1,6 +1,6 @@
-//! Signatures of manifests. Who can write to a store can put anything there, under any name and date; what this cluster made is known by
-//! its key alone. The signature covers the whole manifest, also what a later quorate adds to it, and with the digests in it all that the
-//! manifest describes.
+//! Signatures of manifests. Anyone who can write to a store can put anything there, under any name and date; only the signature shows
+//! what this cluster wrote. It covers the whole manifest, including fields that a later quorate adds, and, through the digests, all
+//! objects that the manifest describes.
 
 use jiff::{SignedDuration, Timestamp};
 use quorate_core::spec::Signer;
@@ -22,7 +22,7 @@ pub struct Signature {
     pub value: String,
 }
 
-/// What is signed: one kind is never taken for the other.
+/// The kind of a signed manifest: one kind is never accepted as the other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
     Full,
@@ -106,7 +106,7 @@ impl Trust {
     }
 }
 
-/// What a signature says of a manifest.
+/// The result of checking a manifest's signature.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Standing {
     /// The expected key signed it.
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn an_hour_of_skew_is_let_pass() {
+    fn an_hour_of_clock_skew_is_tolerated() {
         let at = |seconds| Trust::anything(Timestamp::UNIX_EPOCH + SignedDuration::from_secs(seconds));
         assert!(!is_of_the_future(&at(-3600), &id()) && is_of_the_future(&at(-3601), &id()));
     }

@@ -1,5 +1,5 @@
-//! Small objects as a store has them. Anyone who can write to a store can make any object any size: one that is too large to be ours concerns
-//! the backup that it belongs to, and nothing else.
+//! Small objects in a store. Anyone who can write to a store can make an object of any size: one that is too large to be quorate's affects
+//! only the backup that it belongs to.
 
 use crate::Error;
 use crate::damage::Damage;

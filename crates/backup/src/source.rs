@@ -1,5 +1,5 @@
-//! The living cluster that backups are taken from, as far as they need it. All calls of one source go to one member, so that what one
-//! call has seen the next one sees too.
+//! The running cluster, as far as backups need it. All calls of one source go to one member, so a later call sees at least what an
+//! earlier one has seen.
 
 use std::pin::Pin;
 
@@ -9,7 +9,7 @@ use futures_util::Stream;
 pub use quorate_etcd::{Event, HashKv, KeyRange, KeyValue, RangeQuery, RangeResult};
 use serde::{Deserialize, Serialize};
 
-/// What a cluster is, and which of its members speaks.
+/// The identity of a cluster, and the member that is read.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct About {
     pub cluster: String,
@@ -46,7 +46,7 @@ pub enum SourceError {
 pub type SnapshotStream = Pin<Box<dyn Stream<Item = Result<Bytes, SourceError>> + Send>>;
 pub type ChangeStream = Pin<Box<dyn Stream<Item = Result<Changes, SourceError>> + Send>>;
 
-/// What a watch over all keys says at once.
+/// One answer of a watch over all keys.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Changes {
     /// In the order of their revisions.
@@ -61,7 +61,7 @@ pub struct Changes {
 pub trait Source: Send + Sync {
     async fn about(&self) -> Result<About, SourceError>;
 
-    /// etcd's snapshot as it comes, the 32 bytes of its checksum at the end included. A stream that breaks is an error.
+    /// etcd's snapshot as it arrives, including the 32 bytes of its checksum at the end. A stream that breaks is an error.
     async fn snapshot(&self) -> Result<SnapshotStream, SourceError>;
 
     async fn hash_kv(&self, revision: i64) -> Result<HashKv, SourceError>;

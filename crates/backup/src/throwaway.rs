@@ -1,6 +1,6 @@
-//! A private etcd that lives as long as it is looked at: restored from a snapshot into a directory that nobody else can enter, alone, on a
-//! loopback address, with certificates of its own. Users and passwords come with the snapshot, so it is spoken to as root by certificate,
-//! which works whether authentication is on in the data or not. What is written to it is lost with it.
+//! A private, temporary etcd: restored from a snapshot into a private directory, with one member on a loopback address and separate
+//! certificates. Users and passwords come with the snapshot, so quorate logs in as root by certificate, which works with and without
+//! authentication. Everything written to it is lost with it.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -166,7 +166,7 @@ impl Throwaway {
         }
     }
 
-    /// Ends it, and waits until it is gone.
+    /// Stops it, and waits until it has exited.
     pub async fn end(mut self) {
         let _ = self.etcd.kill().await;
         drop(self.place);

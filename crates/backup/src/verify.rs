@@ -1,7 +1,7 @@
-//! The proof of a backup: it is fetched, opened, restored into a temporary etcd of the same version and compared with what was measured at
-//! the living cluster when it was taken; then the changes on top of it are replayed. Before and after that it is compared with what every
-//! member of the living cluster holds at that revision, where that is still known there ([`living`](crate::living)). The ledger next to
-//! it must be whole too.
+//! Verifies a backup: it is fetched, opened, restored into a temporary etcd of the same version and compared with what was measured in the
+//! running cluster when it was taken; then the changes on top of it are replayed. Before and after that it is compared with every member
+//! of the running cluster at that revision, if the member still has it ([`living`](crate::living)). The ledger next to it must be complete
+//! too.
 
 use std::path::Path;
 
@@ -23,7 +23,7 @@ use crate::source::{Source, count_at};
 use crate::store::Store;
 use crate::throwaway::{Place, Programs, Throwaway, create_private};
 
-/// What a verification works with.
+/// The inputs of a verification.
 pub struct Workshop<'a> {
     pub programs: &'a Programs,
     /// Must have room for the database a few times over. Nothing stays there.

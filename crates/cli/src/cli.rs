@@ -1,4 +1,4 @@
-//! The command line as types. What `quorate help` prints is written here, and nowhere else.
+//! The command line as types. The text of `quorate help` is here and nowhere else.
 
 mod backup;
 mod clients;
@@ -160,9 +160,9 @@ pub enum Verb {
     /// eval "$(quorate env NAME)" makes them connect to that cluster as its superuser. The certificate is valid for a day; run
     /// it again for a new one.
     Env(Env),
-    /// Print how a cluster is reached, for scripts and Terraform
+    /// Print a cluster's endpoints and CA, for scripts and Terraform
     ///
-    /// Its endpoints and its CA. There is no secret in it: for a login see `env` and `cert issue`.
+    /// Contains no secrets: for a login see `env` and `cert issue`.
     Output(OutputValues),
     /// Issue client certificates
     #[command(subcommand)]
@@ -263,7 +263,7 @@ pub enum Verb {
         #[arg(value_name = "DIR")]
         directory: PathBuf,
     },
-    /// Run the agent of a machine; providers start it, people need not
+    /// Run the agent of a machine; providers start it
     #[command(hide = true)]
     Agent(Agent),
     /// Set this machine up from its seed disk; on machines, as `quorate agent boot`
@@ -272,10 +272,10 @@ pub enum Verb {
     /// Follow a machine's configuration for forwarding logs; on machines, as `quorate agent follow`
     #[command(hide = true)]
     AgentFollow(AgentFollow),
-    /// Serve the front of a machine as its agent was told; on machines, as `quorate agent front`
+    /// Serve the front of a machine with the settings from its agent; on machines, as `quorate agent front`
     #[command(hide = true)]
     AgentFront(AgentFront),
-    /// Say what this program is, if it can be this machine's agent; on machines, as `quorate agent check`
+    /// Print what this program is, if it can be this machine's agent; on machines, as `quorate agent check`
     #[command(hide = true)]
     AgentCheck(AgentCheck),
 }

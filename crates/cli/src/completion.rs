@@ -1,5 +1,5 @@
-//! What a shell offers for the word under the cursor: cluster and member names, besides what clap knows. The shell's script asks this
-//! program each time, because names change. Nothing here may ask for a key or print an error.
+//! Completions that clap does not know: cluster and member names. The shell's script runs this program each time, because names
+//! change. Nothing here may ask for a key or print an error.
 
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
@@ -15,15 +15,15 @@ use quorate_core::model::Ledger;
 
 use crate::cli::Cli;
 
-/// Set by the scripts alone. The usual name, COMPLETE, may be set for something else.
+/// Set only by the scripts. The usual name, COMPLETE, may be set for something else.
 const VARIABLE: &str = "QUORATE_COMPLETE";
 
-/// Answers a shell and exits, if it is a shell that asks.
+/// Answers a completion request of a shell and exits.
 pub fn answer() {
     CompleteEnv::with_factory(Cli::command).var(VARIABLE).complete();
 }
 
-/// What a shell has to run at its start.
+/// The script that a shell runs at startup.
 pub fn script(shell: Shell) -> Vec<u8> {
     let mut script = Vec::new();
     let shells = Shells::builtins();
@@ -67,7 +67,7 @@ fn known() -> Vec<Ledger> {
     ledgers
 }
 
-/// As the command itself will find it.
+/// Resolved like in the command itself.
 fn home() -> Option<Home> {
     let words = words();
     let given = words.iter().enumerate().find_map(|(at, word)| match word.to_str()?.strip_prefix("--home")? {

@@ -1,4 +1,4 @@
-//! Everything that a command can fail with, and how it is printed: once, at the edge, with its causes and what to do next.
+//! Every error of a command, and how it is printed: once, in `main`, with its causes and what to do next.
 
 use std::error::Error as _;
 use std::fmt::Write as _;
@@ -73,7 +73,7 @@ pub enum Error {
     Stopped { signal: SignalKind },
 }
 
-/// What was asked of this process from outside.
+/// An external request to this process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SignalKind {
     Interrupt,
@@ -97,7 +97,7 @@ impl Error {
         move |source| Error::File { what, path, source }
     }
 
-    /// For what comes from the store without the controller in between.
+    /// For errors of the store without the controller in between.
     pub fn backup(error: quorate_backup::Error) -> Self {
         Error::from(BackupError::Backup(error))
     }
@@ -125,7 +125,7 @@ impl Error {
         }
     }
 
-    /// What is wrong with the ledger, where that is the cause.
+    /// The ledger's error, if that is the cause.
     fn of_the_ledger(&self) -> Option<&LedgerError> {
         fn within(error: &ControlError) -> Option<&LedgerError> {
             match error.cause() {
@@ -148,7 +148,7 @@ impl Error {
 
     fn hint(&self) -> Option<String> {
         match self {
-            // A ledger that cannot be read or written has a way back of its own.
+            // An unreadable or unwritable ledger has a different remedy.
             error if error.of_the_ledger().is_some() => error.of_the_ledger().and_then(LedgerError::hint),
             Error::Backup(error) => backup_hint(error),
             Error::Control(ControlError::UsedBy { users, .. }) => {
@@ -243,7 +243,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_error_is_told_with_its_causes_and_a_hint() {
+    fn an_error_is_printed_with_its_causes_and_a_hint() {
         let denied = io::Error::new(io::ErrorKind::PermissionDenied, "permission denied");
         let error = Error::file("read", "/a.yaml")(denied);
         assert_eq!(error.render(None), "error: /a.yaml cannot be read\n  because: permission denied\n");
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_has_an_exit_code_of_its_own() {
+    fn a_held_lock_has_a_separate_exit_code() {
         let lost = LedgerError::Lost { by: None };
         assert_eq!(Error::from(ControlError::from(lost)).exit(), Exit::Locked);
         assert_eq!(Error::Declined.exit(), Exit::Error);

@@ -2,8 +2,8 @@
 
 use std::process::ExitCode;
 
-/// How a run ended, mildest first. Where several clusters end differently, the worst wins. Code 2, wrong usage, is
-/// clap's alone.
+/// How a run ended, mildest first. If several clusters end differently, the worst result counts. Code 2, wrong usage,
+/// is reserved for clap.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Exit {
     Done,

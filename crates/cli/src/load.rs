@@ -1,5 +1,5 @@
-//! From what the operator named, a file or a known cluster, to specs and the files they name. Every problem is reported at
-//! once, at its place.
+//! Loads the specs that the operator named, from a file or a known cluster, and the files that they name. Every problem is
+//! reported at once, at its place.
 
 use std::fs::File;
 use std::io::Read;
@@ -50,13 +50,13 @@ pub fn clusters(home: &Home, target: &str) -> Result<Vec<Cluster>, Error> {
     }
 }
 
-/// The file that a target names, as the ledger remembers it. None: it is a name, or comes from stdin.
+/// The file that a target names, as recorded in the ledger. None: it is a name, or comes from stdin.
 pub fn spec_file(home: &Home, target: &str) -> Option<String> {
     let path = std::fs::canonicalize(target).ok().filter(|_| target != "-" && is_file(home, target))?;
     Some(path.to_string_lossy().into_owned())
 }
 
-/// The clusters that were applied from this file, and that it does not declare any more.
+/// The clusters that were applied from this file and are no longer in it.
 pub fn left_out(home: &Home, target: &str, declared: &[Cluster]) -> Vec<String> {
     let Some(file) = spec_file(home, target) else { return Vec::new() };
     let is_declared = |name: &String| declared.iter().any(|cluster| cluster.spec.name.as_str() == name);
@@ -66,7 +66,7 @@ pub fn left_out(home: &Home, target: &str, declared: &[Cluster]) -> Vec<String> 
     home.known_clusters().into_iter().filter(|name| !is_declared(name) && came_from_it(name)).collect()
 }
 
-/// Tells of clusters that nobody may remember to destroy.
+/// Reports clusters that the operator may have forgotten to destroy.
 pub fn tell_left_out(context: &Context, target: &str, declared: &[Cluster]) {
     for name in left_out(&context.home, target, declared) {
         let destroy = context.command(&format!("destroy {name}"));
@@ -77,7 +77,7 @@ pub fn tell_left_out(context: &Context, target: &str, declared: &[Cluster]) {
     }
 }
 
-/// The one cluster that is meant, of a file or by name.
+/// The one selected cluster, from a file or by name.
 pub fn one_cluster(home: &Home, target: &str, name: Option<&str>) -> Result<Cluster, Error> {
     let clusters = clusters(home, target)?;
     let declared: Vec<String> = clusters.iter().map(|cluster| cluster.spec.name.to_string()).collect();
@@ -92,7 +92,7 @@ pub fn one_cluster(home: &Home, target: &str, name: Option<&str>) -> Result<Clus
     }
 }
 
-/// The spec of the one cluster that is meant. Of a known one nothing but the ledger is read.
+/// The spec of the one selected cluster. For a known one, only the ledger is read.
 pub fn one_spec(home: &Home, target: &str, name: Option<&str>) -> Result<ClusterSpec, Error> {
     if is_file(home, target) {
         return one_cluster(home, target, name).map(|cluster| cluster.spec);
@@ -100,7 +100,7 @@ pub fn one_spec(home: &Home, target: &str, name: Option<&str>) -> Result<Cluster
     Ok(ledger(home, target)?.spec)
 }
 
-/// The names that a file declares, for what needs no more of it. None: the target is a name itself.
+/// The names that a file declares, for callers that need no more. None: the target is a name itself.
 pub fn names_in_file(home: &Home, target: &str) -> Result<Option<Vec<String>>, Error> {
     if !is_file(home, target) {
         return Ok(None);
@@ -174,7 +174,7 @@ fn read(target: &str) -> Result<Source, Error> {
     Ok(Source { file: target.to_owned(), text, base })
 }
 
-/// What can be read there, as text, up to a bound.
+/// Reads text from there, up to a limit.
 fn text_of(file: &str, source: impl Read) -> Result<String, Error> {
     let mut bytes = Vec::new();
     source.take(LARGEST + 1).read_to_end(&mut bytes).map_err(Error::file("read", file))?;
@@ -249,7 +249,7 @@ pub fn unknown(home: &Home, name: &str) -> Error {
     Error::UnknownCluster { name: name.to_owned(), home: home.root().to_owned(), known }
 }
 
-/// The files that a remembered spec names, as they are now.
+/// The current files that a recorded spec names.
 pub fn brought_files(ledger: &Ledger) -> Result<BroughtFiles, Error> {
     brought::read(&ledger.spec, Timestamp::now()).map_err(|problems| {
         let told: Vec<String> = problems.iter().map(|p| format!("{}: {}", p.field, p.message)).collect();

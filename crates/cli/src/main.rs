@@ -1,6 +1,6 @@
-//! quorate, the one binary: a match on the command, and the edge where errors are printed.
+//! quorate's binary: a match on the command, and the place where errors are printed.
 //!
-//! It decides nothing about clusters; commands set what is wished in the ledger and let `control` run the loop.
+//! It decides nothing about clusters; commands record requests in the ledger and let `control` run the loop.
 
 mod cli;
 mod commands;
@@ -25,7 +25,7 @@ use crate::error::Error;
 use crate::exit::Exit;
 
 fn main() -> ExitCode {
-    // Agents and etcds live on, and would hold open whatever the caller had open, such as a lock that a timer takes.
+    // Agents and etcd processes continue after this one, and would keep the caller's files open, such as a timer's lock.
     close_fds::set_fds_cloexec(3, &[]);
     completion::answer();
     let Cli { global, verb } = command_line();
@@ -39,7 +39,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// An agent stays for years: it does not take all that the other commands would be read with into its memory.
+/// An agent runs for years: it does not load the parsers of the other commands into its memory.
 fn command_line() -> Cli {
     let word = |at: usize, expected: &str| std::env::args_os().nth(at).is_some_and(|word| word == expected);
     if word(1, "agent") && word(2, "boot") {
@@ -95,7 +95,7 @@ fn run(global: Global, verb: Verb) -> Result<Exit, Error> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Error::Runtime)?;
     let done = runtime.block_on(perform(Context::new(home(&global)?, global.home.is_some()), verb));
     if let Err(Error::Stopped { .. }) = done {
-        // What still runs on a separate thread was dropped with the rest, and is not waited for.
+        // Work on separate threads was dropped with the rest, and is not waited for.
         runtime.shutdown_background();
     }
     done
@@ -168,7 +168,7 @@ fn named_home(global: &Global) -> Result<Home, Error> {
     })
 }
 
-/// Only our own crates log details: what libraries log may hold what travels through them.
+/// Only quorate's crates log details, because libraries may log the data they handle.
 fn log(level: LevelFilter) {
     let ours = ["quorate", "quorate_agent", "quorate_control", "quorate_discovery", "quorate_etcd", "quorate_front"]
         .map(|of| (of, level));

@@ -1,5 +1,5 @@
-//! A plan in a file, to be reviewed before it is done: what the steps were, of which spec, for which cluster. Anyone who applies it
-//! plans again, and begins only if the steps are the same; reasons, and through which member a change goes, may differ.
+//! A plan in a file, to be reviewed before it is carried out: the steps, the spec and the cluster. `apply` plans again and begins
+//! only if the steps are the same; reasons, and the member that a change goes through, may differ.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -72,13 +72,13 @@ impl SavedStep {
     }
 }
 
-/// What a step does, in words that are the same in a plan and in its execution.
+/// A step's text, which is the same in a plan and in its execution.
 pub fn deed(action: &Action) -> String {
     let member = action.member().map(ToString::to_string);
     without_route(&action.to_string(), member.as_deref()).to_owned()
 }
 
-/// Through which member a change is made matters to nobody.
+/// The member through which a change is made does not matter.
 fn without_route<'a>(action: &'a str, member: Option<&str>) -> &'a str {
     let through = member.map(|member| format!(", through {member}"));
     through.and_then(|through| action.strip_suffix(&through)).unwrap_or(action)
@@ -137,7 +137,7 @@ impl Reviewed {
         format!("these are the steps of the plan in {}, made by {by} at {made}", self.path.display())
     }
 
-    /// Refuses a target that leaves clusters of the plan out.
+    /// Refuses a target without all clusters of the plan.
     pub fn is_all_of(&self, names: &[&str], target: &str) -> Result<(), Error> {
         match self.plan.clusters.iter().find(|c| !names.contains(&c.cluster.as_str())) {
             None => Ok(()),
@@ -152,7 +152,7 @@ impl Reviewed {
         }
     }
 
-    /// What would be done now and was not planned, or the other way round. Empty: nothing differs.
+    /// The differences between the plan and the steps needed now. Empty: there are none.
     pub fn differences(&self, now: &SavedCluster) -> Result<String, Error> {
         let (path, name) = (self.path.display(), &now.cluster);
         let again = "create the plan again with `quorate plan --save`";
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn other_steps_are_told_with_the_first_difference() {
+    fn different_steps_are_reported_with_the_first_difference() {
         let (_directory, reviewed) = reviewed(cluster(Some("a"), &["one", "two", "three"]));
         let told = reviewed.differences(&cluster(Some("a"), &["one", "three", "four"])).unwrap();
         let expected = "  cluster demo: 3 steps planned, and 3 are needed now

@@ -1,5 +1,5 @@
-//! What the operator brings in files: CAs, certificates and keys made elsewhere, passwords. Read and judged here, before
-//! anything is touched; every problem is reported at once, at its place in the spec.
+//! User-provided files: CAs, certificates, keys and passwords. They are read and checked here, before anything is
+//! changed; every problem is reported at once, with its place in the spec.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -48,7 +48,7 @@ pub struct Pair {
     pub key: Secret,
 }
 
-/// Certificates made elsewhere, the CA's key absent.
+/// User-provided certificates, without the CA's key.
 #[derive(Clone, Debug)]
 pub struct Given {
     pub trust: String,
@@ -56,7 +56,7 @@ pub struct Given {
     pub root: Option<Pair>,
 }
 
-/// A problem with a file that the spec names: the field's path below the cluster, and what is wrong.
+/// A problem with a file that the spec names: the field's path below the cluster, and the problem.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct FileProblem {
     pub field: String,
@@ -65,7 +65,7 @@ pub struct FileProblem {
 }
 
 impl BroughtFiles {
-    /// What the planner may know of them, and whether the snapshot of a restore is here.
+    /// What the planner needs to know about them, and whether the snapshot of a restore is here.
     pub fn fingerprints(&self, home: &Home, ledger: &Ledger) -> Brought {
         let cluster_id = ledger.cluster_id.as_str();
         let print = |pair: &Pair| inspect(&pair.chain).map(|facts| facts.fingerprint).unwrap_or_default();
@@ -107,7 +107,7 @@ fn snapshot_at_hand(home: &Home, ledger: &Ledger) -> Option<String> {
     (found.is_file() && found.len() == *bytes).then(|| sha256.clone())
 }
 
-/// Makes the file names in a spec independent of where it is read from.
+/// Makes the file names in a spec independent of the current directory.
 pub fn resolve_paths(spec: &mut ClusterSpec, base: &Path) {
     let resolve = |path: &mut PathBuf| {
         if path.is_relative() {
@@ -162,7 +162,7 @@ pub fn resolve_paths(spec: &mut ClusterSpec, base: &Path) {
     }
 }
 
-/// Reads and judges every file that the spec names.
+/// Reads and checks every file that the spec names.
 pub fn read(spec: &ClusterSpec, now: Timestamp) -> Result<BroughtFiles, Vec<FileProblem>> {
     let mut reader = Reader { problems: Vec::new() };
     let files = BroughtFiles {
@@ -199,13 +199,12 @@ fn s3_stores(spec: &ClusterSpec) -> impl Iterator<Item = (u8, &'static str, &S3D
 const GOOD_PASSWORD: &str =
     "use letters, digits and other visible ASCII characters, but no spaces, quotes, `:` or `\\`";
 
-/// PostgreSQL prepares other characters in its own way before it computes what it stores, and the files of its programs need some of these
-/// for themselves.
+/// PostgreSQL normalizes other characters before it computes the verifier, and the files of its programs use some of these as separators.
 fn postgres_password(password: &str) -> Result<(), &'static str> {
     let is_good = |c: char| c.is_ascii_graphic() && !['\'', '"', '`', ':', '\\'].contains(&c);
     match password.chars().all(is_good) {
         true => Ok(()),
-        false => Err("a password with characters that PostgreSQL's programs do not all read alike"),
+        false => Err("a password with characters that PostgreSQL's programs interpret differently"),
     }
 }
 

@@ -42,7 +42,7 @@ pub enum ClientError {
     LedgerHeld(String),
 }
 
-/// Leaves a file alone that holds this already, so that nothing is written where nothing changes.
+/// Does not write a file that already has this content.
 pub(crate) fn keep_private(path: &Path, text: &str) -> Result<(), ClientError> {
     match std::fs::read(path) {
         Ok(found) if found == text.as_bytes() => Ok(()),
@@ -54,7 +54,7 @@ pub(crate) fn keep_private(path: &Path, text: &str) -> Result<(), ClientError> {
 pub fn write_private(path: &Path, text: &str) -> Result<(), ClientError> {
     let failed = |source| ClientError::Io { path: path.to_owned(), source };
     let temporary = path.with_extension(format!("new-{}", std::process::id()));
-    // Created from scratch, so no link that is there is followed and no file stays open elsewhere.
+    // Created from scratch, so no existing link is followed and no file stays open elsewhere.
     match std::fs::remove_file(&temporary) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(failed(e)),
         _ => {}

@@ -1,4 +1,4 @@
-//! Where quorate keeps what it must remember: `$QUORATE_HOME`, by default below the XDG data directory.
+//! Where quorate keeps its state: `$QUORATE_HOME`, by default below the XDG data directory.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -51,7 +51,7 @@ impl Home {
         self.root.join("clusters")
     }
 
-    /// The clusters that this home remembers.
+    /// The clusters in this home directory.
     pub fn known_clusters(&self) -> Vec<String> {
         let entries = std::fs::read_dir(self.clusters()).into_iter().flatten().flatten();
         let mut names: Vec<String> = entries
@@ -75,12 +75,12 @@ impl Home {
         Store::new(self.ledger(name), self.keys.clone())
     }
 
-    /// The keys that open ledgers.
+    /// The keys that decrypt ledgers.
     pub fn keys(&self) -> &Arc<Keys> {
         &self.keys
     }
 
-    /// What was ever done to a cluster.
+    /// The history of a cluster.
     pub fn history(&self, name: &str) -> PathBuf {
         self.cluster(name).join("history.jsonl")
     }
@@ -110,12 +110,12 @@ impl Home {
         Ok(())
     }
 
-    /// Where backups are tried out. Nothing stays there.
+    /// The directory for verifying backups. Nothing stays there.
     pub fn scratch(&self, name: &str) -> PathBuf {
         self.cluster(name).join("scratch")
     }
 
-    /// The operator's own client certificates. They are apart from the ledger, for their keys are stored as they are.
+    /// The operator's client certificates. They are separate from the ledger, because their keys are not encrypted.
     pub fn clients(&self, name: &str) -> PathBuf {
         self.root.join("clients").join(name)
     }

@@ -1,8 +1,8 @@
-//! The key to which the secrets of ledgers are encrypted: an age identity, in a file or from a command. It is made at first use,
-//! outside of what it protects, and never made again while any ledger needs one that is gone.
+//! The key that encrypts the secrets in ledgers: an age identity, in a file or from a command. It is created at first use, outside of
+//! what it protects. It is never created again while a ledger needs a key that is missing.
 //!
-//! A key file may hold several identities, one on each line: the first is encrypted to, all of them open. So a key is exchanged without a
-//! moment at which anything cannot be opened (`rotation.rs`).
+//! A key file may hold several identities, one on each line: the first one encrypts, all of them decrypt. So a key can be replaced while
+//! everything stays readable (`rotation.rs`).
 
 mod rotation;
 
@@ -24,7 +24,7 @@ use quorate_agent::private_directory;
 use rotation::Exchange;
 pub use rotation::Rotation;
 
-/// Names the key file, where it is not the one in the home.
+/// Names the key file, if it is not the one in the home directory.
 pub const FILE_VARIABLE: &str = "QUORATE_KEY";
 /// A command that prints the key, for keys that are kept in a vault, on a token or under a passphrase.
 pub const COMMAND_VARIABLE: &str = "QUORATE_KEY_COMMAND";
@@ -38,7 +38,7 @@ pub enum KeyError {
     Missing { path: PathBuf, to: String },
     #[error("{place} holds no age identity: expected a line that begins with AGE-SECRET-KEY-1")]
     NotAKey { place: Place },
-    #[error("the ledger is encrypted to {to}, and {place} opens what is encrypted to {}", has.join(", "))]
+    #[error("the ledger is encrypted to {to}, but {place} is the key of {}", has.join(", "))]
     Wrong { place: Place, to: String, has: Vec<String> },
     #[error("the encrypted part is damaged")]
     Damaged(#[source] quorate_backup::keys::KeyError),
@@ -106,7 +106,7 @@ impl Ring {
         Ok(Ring { recipient, recipients, identities, exchange })
     }
 
-    /// The public half of the key that is encrypted to.
+    /// The public half of the current key.
     pub fn recipient(&self) -> &str {
         &self.recipient
     }
@@ -132,7 +132,7 @@ impl Keys {
         Keys { place: Ok(Place::File(root.join("key"))), read: Mutex::default() }
     }
 
-    /// As the environment says, else that of the home.
+    /// From the environment, or the home directory's key.
     pub fn from_environment(root: &Path) -> Self {
         let var = |name| std::env::var_os(name).filter(|value| !value.is_empty());
         let place = match (var(FILE_VARIABLE), var(COMMAND_VARIABLE)) {
@@ -148,7 +148,7 @@ impl Keys {
         self.place.as_ref().map_err(|()| KeyError::Ambiguous)
     }
 
-    /// The keys, where there are any.
+    /// The keys, if there are any.
     pub fn ring(&self) -> Result<Option<Arc<Ring>>, KeyError> {
         if let Some(ring) = &*self.cached() {
             return Ok(Some(ring.clone()));
@@ -171,7 +171,7 @@ impl Keys {
     /// Opens what is encrypted to `to`.
     pub(crate) fn open(&self, to: &str, sealed: &[u8]) -> Result<Vec<u8>, KeyError> {
         let holds = |ring: &Arc<Ring>| ring.recipients.iter().any(|known| known == to);
-        // The key may have been exchanged since it was read.
+        // The key may have been replaced since it was read.
         let ring = match self.ring()?.filter(holds) {
             Some(ring) => Some(ring),
             None => self.read_again()?,
@@ -184,7 +184,7 @@ impl Keys {
         }
     }
 
-    /// The keys to write with. The first is made here, unless something needs one that is lost: `needed` says what.
+    /// The keys to write with. The first one is created here, unless something needs one that is lost: `needed` says what.
     pub(crate) fn ring_to_write(&self, needed: impl FnOnce() -> Option<String>) -> Result<Arc<Ring>, KeyError> {
         if let Some(ring) = self.ring()? {
             return Ok(ring);
@@ -232,7 +232,7 @@ fn key_lines(identity: &Identity) -> Secret {
     Secret::new(format!("{PUBLIC_KEY}{public}\n{}\n", secret.expose_secret()))
 }
 
-/// Makes the file, all at once and durably, unless somebody else has made it by then.
+/// Creates the file atomically and durably, unless another process has created it meanwhile.
 fn create(path: &Path, text: &Secret) -> Result<(), KeyError> {
     let (draft, _) = draft(path, text)?;
     let linked = fs::hard_link(&draft, path);

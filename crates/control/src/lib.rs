@@ -1,6 +1,6 @@
-//! The controller: looks, decides with `core`, acts through agents and providers, and remembers in the ledger.
+//! The controller: observes, decides with `core`, acts through agents and providers, and records in the ledger.
 //!
-//! It contains no rule about safety; those are in `quorate_core::planner::safety`.
+//! It contains no safety rules; those are in `quorate_core::planner::safety`.
 
 pub mod backup;
 pub mod brought;

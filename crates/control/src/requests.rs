@@ -1,5 +1,5 @@
-//! Requests in a ledger that no run has answered yet: what was confirmed, by whom, and whether it can still be withdrawn. A request
-//! that has begun to change the cluster cannot: half of it would stay.
+//! Open requests in a ledger: what was confirmed, by whom, and whether it can still be withdrawn. A request that has begun to
+//! change the cluster cannot be withdrawn, because that would leave it half done.
 
 use jiff::Timestamp;
 use quorate_core::kinds::etcd::Formation;
@@ -33,7 +33,7 @@ pub enum Kind {
 #[derive(Clone, Debug, Serialize)]
 pub struct Open {
     pub request: Kind,
-    /// What was asked for, in words.
+    /// The request, in words.
     pub what: String,
     /// Who confirmed it. Absent for a replacement, whose ledger entry names nobody; the history does.
     pub by: Option<String>,
@@ -54,7 +54,7 @@ pub fn open(ledger: &Ledger) -> Vec<Open> {
     let recovering = matches!(ledger.etcd.formation, Formation::Recovering { .. });
     let restoring = matches!(ledger.etcd.formation, Formation::Restoring { .. });
     let mut open = Vec::new();
-    // Machines may be gone already: only the run that destroys knows.
+    // Machines may be deleted already: only the destroying run knows.
     open.extend(ledger.destroy.iter().map(|c| confirmed(Kind::Destroy, "delete the cluster and its data", c, true)));
     let recovery = ledger.etcd.recovery.iter();
     open.extend(recovery.map(|r| confirmed(Kind::Recover, "rebuild it from a survivor", &r.consent, recovering)));
@@ -94,7 +94,7 @@ pub fn open(ledger: &Ledger) -> Vec<Open> {
     open
 }
 
-/// The machines that are to reboot, or were ordered to.
+/// The machines that should reboot, or were ordered to.
 fn reboots(ledger: &Ledger, begun: bool) -> Option<Open> {
     let open = ledger.members.iter().filter_map(|(member, record)| Some((member, record.reboot.as_ref()?)));
     let open: Vec<_> = open.filter(|(_, reboot)| reboot.ordered.is_some() == begun).collect();
@@ -110,7 +110,7 @@ fn reboots(ledger: &Ledger, begun: bool) -> Option<Open> {
     })
 }
 
-/// Withdraws a request that has not begun, where no controller is at work.
+/// Withdraws a request that has not begun, if no controller is running.
 pub fn withdraw(home: &Home, name: &str, kind: Kind, now: Timestamp) -> Result<(), LedgerError> {
     let store = home.store(name);
     let done = store.amend(now, |ledger| match kind {

@@ -1,4 +1,4 @@
-//! The secrets that quorate makes once and keeps in the ledger: the three CAs, root's password, the keys of tokens and of backups.
+//! Secrets that quorate creates once and keeps in the ledger: the three CAs, root's password, the keys of tokens and of backups.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,7 +17,7 @@ const CONTROL_CA_VALIDITY: SignedDuration = SignedDuration::from_hours(24 * 365 
 /// A controller's own certificate lives as long as its run, and a day is more than that.
 pub(crate) const CONTROLLER_VALIDITY: SignedDuration = SignedDuration::from_hours(24);
 
-/// Makes or takes in what is missing.
+/// Creates or reads what is missing.
 pub(crate) fn make(
     ledger: &mut Ledger,
     kinds: &BTreeSet<SecretKind>,
@@ -69,8 +69,8 @@ fn client_authority(
     Ok(record(authority.certificate_pem().to_owned(), Some(authority.key_pem().clone()), authority.not_after()))
 }
 
-/// Peers trust a CA that signs for nobody else, no matter who signs for clients: it is always made here. Where they have
-/// `shared` that of clients until now, both are trusted at first.
+/// Peers trust a CA that signs only for them, whoever signs for clients: it is always created here. If they have used
+/// the clients' CA (`shared`) until now, both are trusted at first.
 fn peer_plane(
     spec: &ClusterSpec,
     shared: Option<&AuthorityRecord>,
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_is_ahead_for_one_run_forgets_no_revocation() {
+    fn a_clock_that_is_ahead_for_one_run_loses_no_revocation() {
         let now = Timestamp::now();
         let spec = generated("demo", 1, DEFAULT, ClientAuth::Certificate).unwrap().clusters.remove(0);
         let mut ledger = Ledger::new(String::from("c"), spec.clone());

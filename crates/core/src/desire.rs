@@ -1,6 +1,6 @@
-//! From the spec and the ledger to what is desired: the node config of each member, the certificates, the users.
+//! Computes what is desired from the spec and the ledger: the configuration, certificates and users of each member.
 //!
-//! Pure: the same spec and the same ledger always desire the same, so an unchanged spec never changes a machine.
+//! Pure: the same spec and ledger always give the same result, so an unchanged spec never changes a machine.
 
 mod host;
 
@@ -44,7 +44,7 @@ pub struct Configs {
     listed: BTreeSet<IpAddr>,
     proxies: BTreeSet<IpAddr>,
     fronted: BTreeMap<MemberName, IpAddr>,
-    /// What differs from the spec before: in the reasons of steps, no more.
+    /// Differences from the previous spec, only for the reasons of steps.
     pub(crate) changes: Vec<Change>,
 }
 
@@ -60,7 +60,7 @@ impl Configs {
     fn render(spec: &ClusterSpec, ledger: &Ledger, brought: &Brought, arch: &str) -> Self {
         let neighbours = host::neighbours(spec, ledger);
         let proxied = match spec.kind {
-            // Members come to each other as clients where they have fronts.
+            // With fronts, members connect to each other as clients.
             spec::Kind::Etcd => spec.kind.proxied_addresses(spec, ledger),
             spec::Kind::Postgres => ledger.proxy_addresses(spec),
         };
@@ -126,8 +126,8 @@ impl Configs {
     }
 }
 
-/// What is open on the machines of a cluster, whether or not their firewall is on: for the rules of a cloud in front of them, which has one
-/// list for all. Machines of the cluster come to each other as peers and clients.
+/// The open ports on the machines of a cluster, whether or not their firewall is on. For the security groups of a cloud, which have one
+/// list for all machines. Machines of the cluster connect to each other as peers and clients.
 pub fn openings(ledger: &Ledger) -> Vec<Opening> {
     let mut spec = ledger.spec.clone();
     spec.host.get_or_insert_default().firewall.enabled = true;
@@ -140,7 +140,7 @@ pub fn openings(ledger: &Ledger) -> Vec<Opening> {
     all.collect::<BTreeSet<_>>().into_iter().collect()
 }
 
-/// What the operator wants and provides, apart from the ledger.
+/// The operator's input, apart from the ledger.
 #[derive(Clone, Copy, Debug)]
 pub struct Wish<'a> {
     pub spec: &'a ClusterSpec,
@@ -149,7 +149,7 @@ pub struct Wish<'a> {
 }
 
 impl Wish<'_> {
-    /// Lays the wish over the ledger. `token_suffix` is random: it ends the token of a formation, should one begin.
+    /// Combines the spec with the ledger. `token_suffix` is random: it is the end of the next bootstrap token, if one is needed.
     pub fn desire(&self, ledger: &Ledger, token_suffix: &str) -> Desired {
         self.desire_with(ledger, &self.configs(ledger), token_suffix)
     }
@@ -158,7 +158,7 @@ impl Wish<'_> {
         Configs::render(self.spec, ledger, self.brought, self.arch)
     }
 
-    /// The same with node configs that were rendered before, for this spec and these secrets.
+    /// The same with configurations that were already rendered for this spec and these secrets.
     pub fn desire_with(&self, ledger: &Ledger, configs: &Configs, token_suffix: &str) -> Desired {
         let Wish { spec, brought, .. } = *self;
         let members: BTreeMap<MemberName, DesiredMember> =
@@ -198,7 +198,7 @@ impl Wish<'_> {
     }
 }
 
-/// By member, what Patroni calls it: that is in its configuration.
+/// Patroni's name of each member, which is in its configuration.
 fn called(ledger: &Ledger) -> BTreeMap<MemberName, String> {
     match ledger.spec.kind {
         spec::Kind::Etcd => BTreeMap::new(),
@@ -273,7 +273,7 @@ fn member(spec: &ClusterSpec, ledger: &Ledger, member: &MemberSpec, configs: &Co
     }
 }
 
-/// Names under which clients come to a member: those of the spec, and those that the provider gave to what leads to it.
+/// Names by which clients connect to a member: those in the spec, and those that the provider assigned to fixtures.
 fn names(spec: &ClusterSpec, ledger: &Ledger, member: &MemberSpec) -> BTreeSet<String> {
     let wanted: BTreeSet<FixtureId> = spec.provider.settings().fixtures(spec).into_iter().map(|wish| wish.id).collect();
     let known = ledger.fixtures.0.iter().filter(|(id, _)| wanted.contains(id));
@@ -281,8 +281,8 @@ fn names(spec: &ClusterSpec, ledger: &Ledger, member: &MemberSpec) -> BTreeSet<S
     given.chain(spec.provider.settings().names(spec, member)).collect()
 }
 
-/// Where users log in with certificates that are signed here. In a cluster whose peers share the CA of clients, the list
-/// comes with their own: both are taken up by one restart.
+/// Present if users log in with certificates that are signed here. If peers share the CA of clients, the list is added
+/// together with the peers' own CA, so one restart applies both.
 fn wants_client_list(spec: &ClusterSpec, ledger: &Ledger) -> bool {
     let Authorities { client, peer, .. } = &ledger.authorities;
     let signs = client.as_ref().is_none_or(|authority| authority.key.is_some() && peer.is_some());
@@ -290,7 +290,7 @@ fn wants_client_list(spec: &ClusterSpec, ledger: &Ledger) -> bool {
     asks && spec.tls.given.is_none() && signs
 }
 
-/// Where peers have a separate CA, which always signs here.
+/// Present if peers have a separate CA, which quorate always signs with.
 fn wants_peer_list(ledger: &Ledger) -> bool {
     let Authorities { client, peer, .. } = &ledger.authorities;
     client.is_none() || peer.as_ref().is_some_and(|peers| peers.trusted.iter().any(|authority| authority.key.is_some()))
@@ -318,7 +318,7 @@ fn secrets_missing(spec: &ClusterSpec, ledger: &Ledger) -> BTreeSet<SecretKind> 
     let (has_root_password, has_jwt) = (ledger.etcd.auth.root_password.is_some(), ledger.etcd.auth.jwt.is_some());
     let wanted = [
         (SecretKind::ClientAuthority, true, client.is_some()),
-        // Where clients have a CA and peers have none, peers share it: whether they can have their own, `trust` decides.
+        // If only clients have a CA, peers share it; `trust` decides whether they can get their own.
         (SecretKind::PeerAuthority, client.is_none(), peer.is_some()),
         (SecretKind::ControlAuthority, true, ledger.authorities.control.is_some()),
         (SecretKind::RootPassword, is_etcd && etcd::desire::wants_root_password(spec), has_root_password),
@@ -352,7 +352,7 @@ fn certificates(spec: &ClusterSpec, ledger: &Ledger, brought: &Brought) -> Certi
     }
 }
 
-/// kubeadm has a certificate for health checks. It is of use where clients show certificates, and signed where quorate signs them.
+/// kubeadm has a certificate for health checks. It is useful if clients authenticate with certificates, and signed if quorate signs them.
 fn wants_health(spec: &ClusterSpec) -> bool {
     let signs = spec.etcd.client_auth.asks_for_certificates() && spec.tls.given.is_none();
     signs && spec.tls.layout == spec::CertificateLayout::Kubeadm

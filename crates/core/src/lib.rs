@@ -1,7 +1,7 @@
-//! The pure heart of quorate: what the operator wrote, what was seen, and which one safe step follows.
+//! The pure core of quorate: given the spec, the ledger and an observation, it decides on the next safe steps.
 //!
-//! Nothing here reads a clock, a file or a socket; time and all that was seen are arguments. `cargo xtask lint`
-//! proves that no crate with input or output hides among its dependencies.
+//! Nothing here reads a clock, a file or a socket; time and observations are arguments. `cargo xtask lint` proves that
+//! no dependency does I/O.
 
 pub mod desire;
 pub mod kinds;

@@ -1,4 +1,4 @@
-//! Enums that are their own list: the short name of each variant, and the list of all names, follow from the variants.
+//! Enums that list themselves: the short name of each variant, and the list of all names, are derived from the variants.
 
 /// Declares an enum, its `KINDS` and its `kind()`.
 macro_rules! listed {
@@ -14,7 +14,7 @@ macro_rules! listed {
             pub const KINDS: [&'static str; [$(stringify!($variant)),*].len()] =
                 [$($crate::listed::kebab_case!($variant)),*];
 
-            /// A short name for each variant: its own, in kebab-case. `KINDS` has them all.
+            /// A short name for each variant: its name in kebab-case. `KINDS` has them all.
             pub fn kind(&self) -> &'static str {
                 match self {
                     $($name::$variant { .. } => $crate::listed::kebab_case!($variant),)*

@@ -1,11 +1,11 @@
-//! Text that must not be seen: private keys, passwords, tokens.
+//! Text that must not be shown: private keys, passwords, tokens.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// A text that never shows itself in `Debug` output. It serializes as it is: the agents' channel, which carries secrets, is
-/// private, and the ledger's are taken out before it is stored (`Ledger::each_secret`).
+/// A text that `Debug` output never shows. It serializes unchanged: the agents' channel, which carries secrets, is private,
+/// and the ledger's secrets are removed before it is stored (`Ledger::each_secret`).
 #[derive(Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Secret(String);
@@ -15,12 +15,12 @@ impl Secret {
         Secret(text.into())
     }
 
-    /// The text itself. Each use of this is a place to look at twice.
+    /// The text itself. Review every use carefully.
     pub fn expose(&self) -> &str {
         &self.0
     }
 
-    /// The text, to put another in its place. As with `expose`, look twice.
+    /// The text, to replace it. As with `expose`, review every use.
     pub fn expose_mut(&mut self) -> &mut String {
         &mut self.0
     }

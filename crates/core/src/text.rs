@@ -1,4 +1,4 @@
-//! Text forms that several crates need: bytes as digits, errors in one line, foreign text of bounded length.
+//! Text helpers for several crates: bytes as hexadecimal digits, errors in one line, foreign text of bounded length.
 
 use std::borrow::Cow;
 use std::error::Error;
@@ -20,7 +20,7 @@ pub fn with_causes(error: &dyn Error) -> String {
     text
 }
 
-/// Limits text that comes from elsewhere, so no one can fill a ledger, a history or a terminal by writing much: at most so many bytes of it, with a mark where something was cut off.
+/// Limits foreign text to this many bytes, so no one can fill a ledger, a history or a terminal. A mark shows where something was cut off.
 pub fn cut(text: &str, most: usize) -> Cow<'_, str> {
     match text.len() <= most {
         true => Cow::Borrowed(text),

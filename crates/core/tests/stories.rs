@@ -1,5 +1,5 @@
-//! Stories of operators: given this cluster and what happened to it, these are the steps, for these reasons. Each file of
-//! `stories/` is one test; the language is told in `common/story.rs`.
+//! Stories of operators: given this cluster and these events, these are the steps and their reasons. Each file of
+//! `stories/` is one test; `common/story.rs` describes the language.
 
 #[path = "common/scene.rs"]
 #[allow(dead_code, reason = "the property tests use the rest")]

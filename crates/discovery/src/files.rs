@@ -1,8 +1,8 @@
-//! The embedded store: one file per token, in a directory that one service has for itself. A registration is on disk before it is
-//! answered; files are replaced as a whole, so a crash leaves the old registry or the new one.
+//! The embedded store: one file per token, in a directory that only one service uses. A registration is on disk before it is answered.
+//! Files are replaced atomically, so a crash leaves the old registry or the new one.
 //!
-//! Tokens age by the time that services have run, counted with a clock that nobody can set. A machine whose clock jumps expires nothing
-//! early and keeps nothing for ever; while no service runs, nothing ages.
+//! Tokens age by the time that services have run, on a monotonic clock. A clock that jumps expires nothing early and keeps nothing
+//! forever; while no service runs, nothing ages.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -23,11 +23,11 @@ use crate::store::{Registered, Seen, Store, StoreError};
 use crate::waiters::Waiters;
 
 const PRIVATE: u32 = 0o600;
-/// What all registries together may hold in memory, in bytes.
+/// The memory limit of all registries together, in bytes.
 const MAX_BYTES: usize = 64 << 20;
 /// What a registry and a registration take besides their texts, in memory.
 const OVERHEAD: usize = 256;
-/// A token that nobody has used is of no use for longer.
+/// How long an unused token is valid.
 const UNUSED: Duration = Duration::from_secs(24 * 3600);
 
 #[derive(Clone, Copy, Debug)]
@@ -116,7 +116,7 @@ impl Files {
         })))
     }
 
-    /// Carries a change through, even if the client that requested it is gone: memory and disk must not differ.
+    /// Completes a change, even if the client that requested it is gone: memory and disk must not differ.
     async fn change<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Inner) -> Result<T, StoreError> + Send + 'static,
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_was_answered_is_there_after_a_restart_and_indexes_go_on() {
+    async fn answered_registrations_survive_a_restart_and_indexes_continue() {
         let dir = tempfile::tempdir().unwrap();
         let token = Token::random();
         let store = Files::open(dir.path(), LIMITS).unwrap();
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn those_who_wait_hear_of_registrations_and_of_the_end() {
+    async fn waiting_clients_are_notified_of_registrations_and_of_the_end() {
         let dir = tempfile::tempdir().unwrap();
         let token = Token::random();
         let store = Files::open(dir.path(), LIMITS).unwrap();
@@ -450,7 +450,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn registrations_at_the_same_moment_get_indexes_of_their_own() {
+    async fn simultaneous_registrations_get_different_indexes() {
         let dir = tempfile::tempdir().unwrap();
         let token = Token::random();
         let store = Files::open(dir.path(), LIMITS).unwrap();

@@ -1,5 +1,4 @@
-//! gRPC, as far as members need it: two calls with one answer each, and one stream. Each message has a bound, and a stream has one of
-//! the places of those who wait.
+//! gRPC, as far as members need it: two unary calls and one stream. The size of each message and the number of streams are limited.
 
 use std::convert::Infallible;
 use std::net::IpAddr;

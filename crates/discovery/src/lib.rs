@@ -1,8 +1,8 @@
-//! A discovery service for etcd members of any maker: what `discovery.etcd.io` does, for the members of one's own clusters. Members that
-//! know nothing of each other register under a token, and learn from it who the others are.
+//! A discovery service for etcd members from any source: like `discovery.etcd.io`, for your own clusters. Members that do not know each
+//! other register under a token, and learn the other members from it.
 //!
-//! It promises that a registration which was answered is kept, that the order of registrations never changes, and that clients can
-//! use up neither its memory nor its disk. It knows nothing of quorate's clusters, which do not need it.
+//! It promises that an answered registration is kept, that the order of registrations never changes, and that clients can exhaust
+//! neither its memory nor its disk. It knows nothing about quorate's clusters, which do not need it.
 
 mod cluster;
 mod files;

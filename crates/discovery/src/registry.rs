@@ -1,7 +1,7 @@
-//! What a token's registry holds, and what a registration does to it. Pure: no clock, no files, no network.
+//! The registry of a token, and what a registration does to it. Pure: no clock, no files, no network.
 //!
-//! Registrations are only ever added. Their order, by index, decides who belongs to the cluster: the first `size` do. So the registry
-//! as it is now answers every question about its past, and no history of changes is needed.
+//! Registrations are only ever added. Their order, by index, decides who belongs to the cluster: the first `size` do. So the current
+//! registry answers every question about its past, and no history is needed.
 
 use std::fmt;
 
@@ -84,7 +84,7 @@ pub struct Registry {
     pub members: Vec<Registration>,
 }
 
-/// What a registration that is allowed comes to.
+/// The result of an allowed registration.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Verdict<'a> {
     /// It is there already, with the same value: the member asks again, because it was restarted or never got the answer.

@@ -1,5 +1,5 @@
-//! The port. Every connection has a place in a bounded crowd, every request a size and a time; whoever waits for registrations has one of
-//! a bounded number of places, too.
+//! The port. It limits the number of connections, the size and duration of each request, and the number of clients that wait for
+//! registrations.
 
 use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr};
@@ -39,7 +39,7 @@ const STREAMS: u32 = 16;
 const VANISHED: Duration = Duration::from_secs(60);
 /// Registries that are waited for are looked at again after this, whatever was heard.
 const LOOK_AGAIN: Duration = Duration::from_secs(10);
-/// How long a look at the store's health stands.
+/// How long a check of the store's health is valid.
 const FRESH: Duration = Duration::from_secs(2);
 const TENDING: Duration = Duration::from_secs(60);
 

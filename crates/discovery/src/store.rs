@@ -1,4 +1,4 @@
-//! Where registries are kept. The protocols know nothing else of it.
+//! Where registries are kept. The protocols know nothing else about it.
 
 use async_trait::async_trait;
 use tokio::sync::watch;
@@ -30,7 +30,7 @@ pub enum StoreError {
     Failed(String),
 }
 
-/// What answered with success survives a crash of this process and of its machine.
+/// A successful change survives a crash of this process and of its machine.
 #[async_trait]
 pub trait Store: Send + Sync {
     async fn create(&self, token: &Token, size: u16) -> Result<(), StoreError>;

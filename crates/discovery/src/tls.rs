@@ -1,5 +1,5 @@
-//! The certificate that the service shows: from files that are user-provided and read again when they change, or signed by a CA that the
-//! service keeps in its directory. Clients show none: what they may do depends on the token.
+//! The service's certificate: from user-provided files, which are read again when they change, or signed by a CA that the service keeps
+//! in its directory. Clients have none: the token decides what they may do.
 
 use std::fmt;
 use std::fs;
@@ -40,7 +40,7 @@ pub enum TlsError {
     Rustls(#[from] rustls::Error),
 }
 
-/// Where the certificate comes from.
+/// The source of the certificate.
 #[derive(Clone, Debug)]
 pub enum Source {
     Given {

@@ -1,5 +1,5 @@
-//! The protocol of `--discovery`, as members of etcd 3.4 to 3.6 speak it: part of version 2 of etcd's API over HTTP. Pure: what a
-//! request asks for, and what an answer looks like.
+//! The protocol of `--discovery`, used by members of etcd 3.4 to 3.6: part of version 2 of etcd's API over HTTP. Pure: parses
+//! requests and renders answers.
 
 use form_urlencoded::parse;
 use serde::Serialize;

@@ -1,8 +1,8 @@
-//! The protocol of `--discovery-token`, as members of etcd 3.6 and later speak it: a few calls of version 3 of etcd's API, on the keys of
-//! one token. Pure: which key means what, and what answers look like.
+//! The protocol of `--discovery-token`, used by members of etcd 3.6 and later: a few calls of version 3 of etcd's API, on the keys of one
+//! token. Pure: interprets keys and renders answers.
 //!
-//! The token of a request may also be the whole discovery URL, as members of version 2 have it. etcd derives the IDs of a cluster from
-//! it, so members of both protocols form one cluster only if they are given the same text.
+//! The token of a request may also be the whole discovery URL, as in version 2. etcd derives the IDs of a cluster from it, so members of
+//! both protocols form one cluster only if they are given the same text.
 
 use quorate_etcd::prefix_end;
 use quorate_etcd::wire::{Event, EventType, KeyValue, RangeResponse, ResponseHeader, WatchResponse};

@@ -1,4 +1,4 @@
-//! Who waits for changes of which token.
+//! Which clients wait for changes of which token.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -29,7 +29,7 @@ impl Waiters {
         self.tokens().values().for_each(|waiting| waiting.send_replace(()));
     }
 
-    /// Forgets tokens that nobody waits for.
+    /// Drops tokens without waiting clients.
     pub fn tidy(&self) {
         self.tokens().retain(|_, waiting| waiting.receiver_count() > 0);
     }
@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn those_who_wait_for_the_token_are_woken_and_nobody_else() {
+    async fn only_clients_that_wait_for_the_token_are_woken() {
         let (waiters, one, other) = (Waiters::default(), Token::random(), Token::random());
         let (mut waits, sleeps) = (waiters.subscribe(&one), waiters.subscribe(&other));
         waiters.wake(&one);

@@ -1,5 +1,5 @@
-//! A client of a PostgreSQL cluster that commits one row after the other, and prints a line whenever a commit was confirmed. It is told
-//! where by the variables that libpq reads, and ends with its standard input. `cargo xtask bench postgres` reads the lines.
+//! A client of a PostgreSQL cluster that commits one row after the other, and prints a line for each confirmed commit. libpq's
+//! variables say where to connect; it exits at the end of its standard input. `cargo xtask bench postgres` reads the lines.
 
 use std::env;
 use std::fs;

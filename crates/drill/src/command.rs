@@ -1,5 +1,5 @@
-//! quorate itself as a child process, followed line by line, so that it can be killed or stopped at any of them like any
-//! controller.
+//! quorate itself as a child process. Its output is followed line by line, so it can be killed or stopped at any line
+//! like any controller.
 
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -63,7 +63,7 @@ impl Program {
         Ok(Program { path: std::env::current_exe()?, home: home.clone() })
     }
 
-    /// What a reading command prints.
+    /// The output of a reading command.
     pub async fn output(&self, arguments: &[&str]) -> std::io::Result<std::process::Output> {
         self.command(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).output().await
     }

@@ -1,8 +1,8 @@
-//! A small disk under a machine's data, so that it can be filled without filling anything else. The machine is switched off when the
-//! disk is put in and when it is taken out, and must be started again.
+//! A small disk for a machine's data, which can be filled without filling anything else. The machine is switched off when the disk
+//! is inserted and when it is removed, and must be started again.
 //!
-//! At every instant one of these holds all data: what is under the mount, until the copy into it is complete; the small disk
-//! itself; the copy of it, once it is unmounted. So a drill that was killed loses nothing, and the next one puts things right.
+//! At every instant one of these holds all data: the directory under the mount, until the copy to the disk is complete; the small
+//! disk itself; its copy, once it is unmounted. So a killed drill loses nothing, and the next one restores the machine.
 
 use std::ffi::CString;
 use std::fs;

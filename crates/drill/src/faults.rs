@@ -1,4 +1,4 @@
-//! Faults of machines, and their undoing. A fault that lasts is undone when its `Harm` is dropped, however the drill ends.
+//! Faults of machines, and how to undo them. A lasting fault is undone when its `Harm` is dropped, however the drill ends.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -26,7 +26,7 @@ const FILLING: Duration = Duration::from_secs(40);
 /// Each way.
 const DELAY: u32 = 100;
 
-/// What happens to a machine, or to the controller.
+/// The fault of a machine or the controller.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
     /// etcd, or PostgreSQL, gets SIGKILL.
@@ -43,17 +43,17 @@ pub enum Fault {
     Slow,
     /// Every process ends at once, and the machine is off.
     PowerCut,
-    /// The power fails, and the data is gone when it comes back.
+    /// The power fails, and the data is lost.
     Wipe,
     /// The power fails, and the data is that of some seconds before when it comes back.
     OldData,
     /// The machine is gone permanently.
     Lose,
-    /// A learner is added at an address where nobody answers. It happens to no machine.
+    /// A learner is added at an address without a server. No machine is affected.
     Ghost,
     /// Nothing more can be written to the disk for a while.
     FullDisk,
-    /// Nothing comes from it or reaches it for a while.
+    /// The network of the machine is cut for a while.
     Partition,
     /// Packets to and from it take longer for a while.
     Delay,
@@ -315,7 +315,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_fault_left_goes_with_its_harm() {
+    fn what_a_fault_left_is_removed_with_its_harm() {
         let directory = tempfile::tempdir().unwrap();
         let (file, tree) = (directory.path().join("filler"), directory.path().join("old"));
         fs::write(&file, "x").unwrap();
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stopped_process_goes_on_when_the_harm_is_dropped() {
+    fn a_stopped_process_continues_when_the_harm_is_dropped() {
         let mut child = std::process::Command::new("sleep").arg("30").spawn().unwrap();
         let state = || {
             let stat = fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap();

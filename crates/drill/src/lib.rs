@@ -100,7 +100,7 @@ pub struct Options {
     pub load: Load,
     /// Where clients of etcd connect, instead of to the members.
     pub through: Vec<String>,
-    /// What happens before the change begins, with the clients at work.
+    /// The fault before the change begins, under traffic.
     pub first: Option<Scenario>,
     /// A command of quorate that is run meanwhile: the change during which the fault strikes.
     pub during: Vec<String>,
@@ -192,7 +192,7 @@ pub struct Settled {
     pub did_not_happen: usize,
 }
 
-/// What came of one scenario.
+/// The result of one scenario.
 #[derive(Clone, Debug, Serialize)]
 pub struct Verdict {
     pub scenario: String,
@@ -269,7 +269,7 @@ fn can_be_rehearsed(ledger: &Ledger, scenario: Scenario, options: &Options) -> R
     }
 }
 
-/// What the checker of a kind has found in a history.
+/// The findings of a kind's checker.
 struct Judged<'a> {
     scenario: &'a str,
     kind: Kind,

@@ -1,5 +1,5 @@
-//! The machines of a local cluster as faults see them: directories, processes and addresses. Only a drill looks at machines from
-//! outside like this; everything else goes through agents.
+//! The machines of a local cluster as faults see them: directories, processes and addresses. Only a drill accesses machines from
+//! outside like this; everything else uses agents.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -155,7 +155,7 @@ impl Machine {
         self.service().into_iter().find(is_patroni)
     }
 
-    /// Ends everything on the machine at once, as when the power fails. The agent first, lest it start the rest again.
+    /// Ends everything on the machine at once, like a power failure. The agent first, because it would restart the rest.
     pub fn cut_power(&self) -> io::Result<()> {
         let deadline = Instant::now() + DEATH;
         loop {

@@ -1,4 +1,4 @@
-//! Moments of a run, and what happened to the cluster at them.
+//! Marks: moments of a run, and what happened to the cluster then.
 
 use std::time::Instant;
 

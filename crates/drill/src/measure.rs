@@ -1,4 +1,4 @@
-//! What a history says in numbers: how much was done, second by second, and when writes stood still the longest. Pure.
+//! Figures from a history: operations per second, and the longest pause of writes. Pure.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! What was recorded in a drill, of a cluster of either kind. It is plain data, written as JSON lines, so that a verdict can be reached again
-//! from the file alone.
+//! The record of a drill, for a cluster of either kind. Plain data, written as JSON lines, so the verdict can be reached again from the
+//! file alone.
 
 use std::io::{self, BufRead, Write};
 
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_none_is_told_with_its_line() {
+    fn a_malformed_file_is_reported_with_its_line() {
         let error = Record::read("{\"mark\":{}}\n".as_bytes()).unwrap_err();
         assert!(error.to_string().starts_with("line 1: "), "{error}");
     }

@@ -1,4 +1,4 @@
-//! The scenarios that a drill knows: a fault, where it strikes, and whether clients may notice. Those of each kind are listed in its room.
+//! The scenarios of a drill: a fault, its target, and what clients may notice. Each kind lists its own.
 
 use std::time::Duration;
 
@@ -88,7 +88,7 @@ pub fn scenarios(kind: Kind) -> &'static [Scenario] {
     }
 }
 
-/// What is rehearsed when nothing is named: all of it harmless to a cluster of three.
+/// The default scenarios: all harmless to a cluster of three.
 pub fn harmless(kind: Kind) -> &'static [&'static str] {
     match kind {
         Kind::Etcd => &["kill-follower", "term-leader", "kill-leader", "stop-follower"],
@@ -119,7 +119,7 @@ impl Scenario {
         }
     }
 
-    /// What runs on the machines that it strikes.
+    /// The services on the affected machines.
     fn program(&self) -> &'static str {
         match (self.target, self.kind) {
             (Target::Dcs | Target::DcsMajority, _) | (_, Kind::Etcd) => "etcd",
@@ -160,7 +160,7 @@ impl Scenario {
         }
     }
 
-    /// What it needs that not every cluster has.
+    /// Its requirements that not every cluster meets.
     pub fn needs(&self) -> Option<&'static str> {
         match (self.fault, self.target) {
             (Some(fault), _) if fault.needs_netns() => Some("network: netns"),
@@ -171,7 +171,7 @@ impl Scenario {
         }
     }
 
-    /// How long the fault goes on, if it ends by itself.
+    /// How long the fault lasts, if it ends by itself.
     pub fn lasts(&self) -> Duration {
         match (self.kind, self.fault, self.target) {
             (_, None, _) => Duration::ZERO,

@@ -1,4 +1,4 @@
-//! What must be so when a cluster of any kind has settled after a fault.
+//! The required final state of any cluster after a fault.
 
 use quorate_core::model::Stamp;
 use serde::Serialize;
@@ -24,7 +24,7 @@ impl Check {
     }
 }
 
-/// Every data directory bears the stamp of this bootstrap.
+/// Every data directory has the stamp of this bootstrap.
 pub(super) fn one_formation(site: &Site, cluster_id: &str, token: &str) -> Result<String, String> {
     for machine in site.machines() {
         match machine.stamp() {

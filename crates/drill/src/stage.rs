@@ -1,5 +1,5 @@
-//! One scenario as it is played: what is prepared, what strikes and when, how the cluster is brought back, and what is put
-//! away afterwards. What differs between kinds of clusters is behind [`Scene`].
+//! Runs one scenario: prepares it, causes the fault, repairs the cluster, and cleans up. [`Scene`] has what differs
+//! between kinds of clusters.
 
 use std::time::{Duration, Instant};
 
@@ -22,11 +22,11 @@ const MOST_KILLS: usize = 400;
 const BEGINNING: Duration = Duration::from_millis(10);
 pub(super) const LOOK_AGAIN: Duration = Duration::from_millis(500);
 
-/// What a stage must know of a kind of cluster.
+/// What a stage must know about a kind of cluster.
 pub(super) trait Scene {
     fn site(&self) -> &Site;
 
-    /// What must hold when the cluster has settled.
+    /// The required final state of the cluster.
     async fn checks(&self) -> Vec<Check>;
 
     /// The machines that are struck, as roles are now: at least one. Each with the cluster that it belongs to.
@@ -227,8 +227,8 @@ impl<'a, S: Scene> Stage<'a, S> {
         Ok(Blow { lasts, text, from, harm })
     }
 
-    /// Strikes the first member that the change adds. The controller stands still from the moment on at which it says so, lest the
-    /// member is complete before it is struck.
+    /// Causes the fault on the first member that the change adds. The controller is paused from the moment it reports the member,
+    /// so the member is not complete before the fault.
     async fn strike_learner(
         &self,
         fault: Fault,

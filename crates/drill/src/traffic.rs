@@ -1,5 +1,5 @@
-//! A workload as the stage sees it: it runs on a separate thread and runtime, so that nothing else that happens in this process can hold
-//! it up, until it is finished or dropped. What its clients do is in the room of each kind.
+//! A workload as the stage sees it: it runs on a separate thread and runtime, so nothing else in this process can delay it, until it is
+//! finished or dropped. Each kind defines what its clients do.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -149,7 +149,7 @@ impl Client {
         Ok(self.call(request, |channel, request| async move { auth(channel).role_list(request).await }).await?.roles)
     }
 
-    /// What a role may do.
+    /// The permissions of a role.
     pub async fn role_get(&self, name: &str) -> Result<Vec<Permission>, Error> {
         let request = AuthRoleGetRequest { role: name.to_owned() };
         let answer =

@@ -1,4 +1,4 @@
-//! The membership: who is in it, and the changes to it. Whether a change is safe is decided elsewhere; etcd's own checks come on top.
+//! The membership: the member list, and changes to it. Callers decide whether a change is safe; etcd's own checks apply as well.
 
 use tonic::Code;
 

@@ -1,4 +1,4 @@
-//! The connection to one etcd member: TLS, timeouts, keepalive. It connects when first used and again when the connection is lost.
+//! The connection to one etcd member: TLS, timeouts, keepalive. It connects at first use and reconnects when the connection is lost.
 
 use std::fmt;
 use std::io;

@@ -1,5 +1,5 @@
-//! What can go wrong, sorted by what a caller does about it. etcd distinguishes its refusals by text more than by gRPC code, and the same
-//! text comes with different codes and prefixes between versions and calls, so the text decides and the code is the fallback.
+//! Errors, sorted by what a caller does about them. etcd distinguishes its errors by text more than by gRPC code, and the same text comes
+//! with different codes and prefixes between versions and calls, so the text decides and the code is the fallback.
 
 use std::error::Error as StdError;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! Keys and values: put, get, range, delete, compact. Revisions are those of the answer's header unless said otherwise.
+//! Keys and values: put, get, range, delete, compact. Revisions are those of the answer's header unless documented otherwise.
 
 use crate::connect::Client;
 use crate::error::Error;

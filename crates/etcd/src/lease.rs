@@ -1,4 +1,4 @@
-//! Leases: keys that go away unless someone keeps them.
+//! Leases: keys that are deleted unless a client keeps them alive.
 
 use std::time::Duration;
 
@@ -18,11 +18,11 @@ use crate::session::{Token, with_token};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lease {
     pub id: i64,
-    /// What etcd granted, which may be more than was asked for.
+    /// The granted time, which may be longer than requested.
     pub ttl: Duration,
 }
 
-/// What etcd knows of a lease.
+/// etcd's information about a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeaseState {
     pub granted: Duration,
@@ -46,7 +46,7 @@ impl Client {
         self.lease_grant_as(0, ttl).await
     }
 
-    /// A lease that bears this number, where no other does.
+    /// A lease with this ID, if no other has it.
     pub async fn lease_grant_as(&self, id: i64, ttl: Duration) -> Result<Lease, Error> {
         let seconds = ttl.as_secs() + u64::from(ttl.subsec_nanos() > 0);
         let request = LeaseGrantRequest { ttl: i64::try_from(seconds).unwrap_or(i64::MAX), id };
@@ -73,7 +73,7 @@ impl Client {
         Ok(answer.leases.into_iter().map(|lease| lease.id).collect())
     }
 
-    /// `None` for a lease that is gone.
+    /// `None` for an expired lease.
     pub async fn lease_state(&self, id: i64) -> Result<Option<LeaseState>, Error> {
         let request = LeaseTimeToLiveRequest { id, keys: true };
         let answer =

@@ -1,8 +1,8 @@
-//! A thin client for etcd's v3 API over TLS: one connection to one member, logged in by certificate or by password.
+//! A thin client for etcd's v3 API over TLS: one connection to one member, with login by certificate or by password.
 //!
 //! It promises plain types and an [`Error`] that says what to do next (wait, log in, ask another member), and makes one attempt per call:
-//! the only thing ever sent twice is a request that etcd refused because the login token had died. It never picks another endpoint, and
-//! never prints a key, password or token.
+//! it resends a request only if etcd refused it because the login token had expired. It never picks another endpoint, and never prints a
+//! key, password or token.
 
 mod auth;
 mod cluster;

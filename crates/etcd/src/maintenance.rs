@@ -1,5 +1,5 @@
-//! The state of one member and the care for it: status, alarms, leadership, defragmentation, hashes, snapshots, downgrades. All of it is
-//! about the member connected to, never about the cluster, except where an alarm, a leader or a downgrade is the cluster's.
+//! Maintenance of one member: status, alarms, leadership, defragmentation, hashes, snapshots, downgrades. Every call concerns the
+//! connected member, except where an alarm, a leader or a downgrade belongs to the cluster.
 
 use tonic::Streaming;
 

@@ -1,5 +1,5 @@
-//! Any call of etcd's API, passed through as bytes, for a program that stands between etcd and its clients: who they are is theirs to
-//! prove, so a client of one connection can act with the login or the token of each of them. A refusal keeps etcd's own code and words.
+//! Any call of etcd's API, passed through as bytes, for a program between etcd and its clients. Each request carries its own login or
+//! token, so one connection can serve several clients. Errors keep etcd's code and text.
 
 use prost::bytes::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};

@@ -1,5 +1,5 @@
-//! etcd's reading calls, passed through as they are: one request message in bytes, its answers in bytes, one by one. It is for anyone who
-//! stands between etcd and the one who asks; by a fixed list it offers only calls that change nothing.
+//! etcd's read calls, passed through as bytes: one request message, and its answers one by one. For programs between etcd and its
+//! clients; a fixed list allows only calls that change nothing.
 
 use prost::Message;
 use prost::bytes::{Buf, BufMut, Bytes};

@@ -1,5 +1,5 @@
-//! What answers may take of the memory. How long one is, is known from its first bytes, so one that is too long, or for which there is
-//! no room, is refused before it has come.
+//! Limits the memory for answers. The first bytes of an answer contain its length, so one that is too long, or that does not fit now,
+//! is refused before it arrives.
 
 use std::fmt;
 use std::pin::Pin;

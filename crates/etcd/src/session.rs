@@ -1,7 +1,6 @@
-//! How a request is sent: with the login's token, within the deadline, and once more if the token had died. A token that led to no answer
-//! at all is doubted, and the next request logs in again. There is one login at a time,
-//! and all callers share what comes of it. It continues when the caller has given up: etcd takes its time to check a password, and
-//! on a busy machine nobody would ever wait long enough for a login that began again with each.
+//! Sends requests: with the login token, within the deadline, and once more if the token had expired. If a token led to no answer at all,
+//! the next request logs in again. There is one login at a time, shared by all callers. It continues after its caller gives up: checking
+//! a password takes etcd long, and on a busy machine a login that restarts with each call would never complete.
 
 use std::future::Future;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -17,7 +16,7 @@ use crate::generated::etcdserverpb::AuthenticateRequest;
 use crate::generated::etcdserverpb::auth_client::AuthClient;
 use crate::room::Channel;
 
-/// What a request carries: nothing where the client has no login, or etcd's authentication is off.
+/// The token of a request: none if the client has no login, or etcd's authentication is off.
 pub(crate) type Token = Option<MetadataValue<Ascii>>;
 
 /// After this a login is given up, for the next caller to begin another: longer than any caller waits.

@@ -1,6 +1,7 @@
-//! Connections for watches. One may be read slowly, or not at all, by somebody far away, and what nobody reads fills the window of its
-//! connection. So each stream has a small window of its own, and no connection has more streams than its window holds: none of them
-//! holds up another one, nor a call, which has a connection elsewhere. Some etcds take no more than 250 streams of a connection.
+//! Connections for watches. A client may read its watch slowly or not at all, and unread events fill the window of the connection.
+//! Therefore each stream has a small window, and the number of streams per connection is limited to what fits into the connection's
+//! window: a slow watch never delays another one. Other calls use a separate connection. Some versions of etcd accept at most 250
+//! streams per connection.
 
 use std::sync::{Arc, Mutex, PoisonError};
 

@@ -1,4 +1,4 @@
-//! Transactions: a list of conditions, what is done where all hold, and what otherwise.
+//! Transactions: a list of conditions, the operations if all are true, and the operations otherwise.
 
 use crate::connect::Client;
 use crate::error::Error;

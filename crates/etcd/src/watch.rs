@@ -1,5 +1,5 @@
-//! Watching keys. A watch is known to be accepted when it is handed out, and ends with an error that says why; it is never resumed
-//! behind the caller's back, who alone knows which revision was the last it acted upon.
+//! Watches of keys. A watch that is returned was accepted, and ends with an error that says why. It is never resumed silently,
+//! because only the caller knows the last revision that it acted on.
 
 use std::future::Future;
 use std::marker::PhantomData;

@@ -54,7 +54,8 @@ async fn run(words: &[&str]) -> Result<()> {
 
 /// The file that a variable of etcdctl names.
 fn file(variable: &str) -> Result<String> {
-    let path = std::env::var(variable).map_err(|_| format!("{variable} is not set: use what `quorate env` tells"))?;
+    let path =
+        std::env::var(variable).map_err(|_| format!("{variable} is not set: use the output of `quorate env`"))?;
     Ok(std::fs::read_to_string(path)?)
 }
 

@@ -1,5 +1,5 @@
-//! What is known of the cluster behind the front, from its ledger or, on a machine of the cluster, from what the agent was told; and the
-//! certificates that follow from it. Exchanged as a whole when that changes, and before a certificate ends.
+//! What a front knows about its cluster, from the ledger or, on a machine of the cluster, from the agent; and the certificates that
+//! follow from it. Replaced as a whole when that changes, and before a certificate expires.
 
 use std::collections::HashSet;
 use std::net::IpAddr;
@@ -40,7 +40,7 @@ pub struct Behind {
     client_auth: ClientAuth,
     authenticates: bool,
     pub ca: String,
-    /// What the front connects to members with.
+    /// The front's client certificate for members.
     pub identity: Option<(String, String)>,
     /// Serial numbers of certificates that are refused.
     refused: HashSet<String>,
@@ -142,7 +142,7 @@ impl Behind {
         self.ledger.is_some()
     }
 
-    /// Whether etcd asks who somebody is.
+    /// Whether etcd authenticates clients.
     pub fn authenticates(&self) -> bool {
         self.authenticates
     }

@@ -1,4 +1,4 @@
-//! The first bytes of a connection, which decide who answers it. They are kept, because somebody else may have to read them again.
+//! The first bytes of a connection, which decide how it is handled. They are kept, because the handler may have to read them again.
 
 use std::io;
 use std::time::Duration;

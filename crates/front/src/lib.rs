@@ -1,8 +1,8 @@
-//! One address in front of a cluster of etcd. gRPC is passed through to a member that serves, with TLS from end to end; REST is served
-//! here, for clients that show a certificate or a password.
+//! One address in front of an etcd cluster. gRPC is passed through to a member that serves, with TLS from end to end. REST is served
+//! here, for clients with a certificate or a password.
 //!
-//! It promises that nobody gets more through it than from etcd itself: it has no rights in etcd, and never acts as root. It changes
-//! nothing in the cluster or in its ledger, so any number of fronts can run, and each can be killed at any time.
+//! It promises that no client gets more access through it than from etcd itself: it has no permissions in etcd, and never acts as
+//! root. It changes nothing in the cluster or in its ledger, so any number of fronts can run, and each can be killed at any time.
 
 mod behind;
 mod gateway;
@@ -43,7 +43,7 @@ use rest::Rest;
 
 /// How often the history is read on, for steps that stop a member.
 const LOOK: Duration = Duration::from_millis(100);
-/// How often the ledger's version is looked at.
+/// How often the ledger's version is checked.
 const LEDGER: Duration = Duration::from_secs(1);
 /// How often machines are looked for while the ledger changes, and while it does not.
 const MACHINES_SOON: Duration = Duration::from_secs(2);
@@ -76,7 +76,7 @@ pub enum FrontError {
 pub enum Prefer {
     /// To the leader, while it serves.
     Leader,
-    /// To all members that serve, in turn.
+    /// To all serving members in turn.
     Spread,
 }
 
@@ -89,7 +89,7 @@ pub struct Options {
     pub insecure_http: bool,
     pub connections: usize,
     pub connections_of_one: usize,
-    /// How long connections may last after the front was told to stop.
+    /// How long connections may last after the front was asked to stop.
     pub drain: Duration,
 }
 
@@ -189,7 +189,7 @@ async fn drain(shared: &Shared, patience: Duration) {
     }
 }
 
-/// What clients call the front.
+/// The names that clients use for the front.
 fn url(options: &Options) -> String {
     let host = options.hosts.first().map_or("localhost", String::as_str);
     let host = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };

@@ -1,7 +1,7 @@
-//! A front on a machine of the cluster. Its agent writes what it needs to know into files, and it reads them again when they have changed.
-//! There is no ledger and no key of a CA here, so nobody can be acted for who has only a certificate.
+//! A front on a machine of the cluster. Its agent writes the settings into files, and the front reads them again when they change. There
+//! is no ledger and no CA key here, so it cannot act for clients that have only a certificate.
 //!
-//! What cannot be read or makes no sense leaves everything as it is, and is said once.
+//! If a file cannot be read or is invalid, the front keeps its settings and logs it once.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
@@ -31,7 +31,7 @@ const LONGEST_DRAIN: SignedDuration = SignedDuration::from_secs(120);
 const LARGEST_FILE: u64 = 8 << 20;
 
 pub struct MachineOptions {
-    /// Where the agent writes what a front is told.
+    /// The directory of a front's settings, which the agent writes.
     pub directory: PathBuf,
     pub listen: SocketAddr,
     pub prefer: Prefer,
@@ -148,7 +148,7 @@ fn drained(directory: &Path, now: Timestamp) -> BTreeSet<String> {
     until.into_iter().filter(|(_, until)| is_open(until)).map(|(member, _)| member).collect()
 }
 
-/// What the agent has written.
+/// The settings from the agent.
 #[derive(PartialEq, Eq)]
 struct Files {
     config: String,

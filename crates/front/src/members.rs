@@ -1,5 +1,5 @@
-//! The members behind the front: which of them serve, who leads, and to whom the next connection goes. Each is asked every second, over
-//! a connection that names nobody, so nothing here has any rights in the cluster.
+//! The members behind the front: which of them serve, which one leads, and which one gets the next connection. Each is probed every
+//! second, over a connection without a user, so the probe has no permissions in the cluster.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -25,7 +25,7 @@ const CONNECT: Duration = Duration::from_secs(2);
 /// Connections to a member that has not answered for so long are closed, so that their clients come back and are sent elsewhere.
 const GIVEN_UP: Duration = Duration::from_secs(10);
 
-/// What is known of a member.
+/// The state of a member.
 #[derive(Clone, Debug, Default)]
 pub struct Health {
     /// It took part in a quorum when it was last asked.
@@ -223,7 +223,7 @@ impl Members {
         }
     }
 
-    /// Whom to try, best first. Those that do not serve come last: what the last probe saw may be over.
+    /// The members to try, best first. Those that do not serve come last: the last probe's result may be outdated.
     pub fn candidates(&self) -> Vec<Arc<Member>> {
         let all = self.all();
         let turn = self.next.fetch_add(1, Ordering::Relaxed);
@@ -244,7 +244,7 @@ impl Members {
         ranked.into_iter().map(|(_, member)| member).collect()
     }
 
-    /// Why nobody serves; `None` where somebody does.
+    /// Why no member serves; `None` if one does.
     pub fn trouble(&self) -> Option<String> {
         let all = self.all();
         if all.is_empty() {

@@ -1,5 +1,5 @@
-//! Large answers, and lines of watches. What is sent stays in memory until its client has read it, so all together have a bounded part of
-//! the memory, and a client has a bounded time. Answers of etcd are counted in the same room while they come.
+//! Limits large answers and watch events. They stay in memory until the client has read them, so all of them together have a memory
+//! limit, and each client has a time limit. Incoming answers of etcd count against the same limit.
 
 use std::io;
 use std::sync::Arc;
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn room_is_given_back_when_a_client_has_read_or_left_and_the_slow_are_told_of() {
+    async fn memory_is_released_when_a_client_has_read_or_left_and_slow_clients_are_logged() {
         let (outgoing, slow) = (Outgoing::new(room()), Arc::new(Notify::new()));
         let mut kept = Vec::new();
         for _ in 0..6 {
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_line_that_nobody_reads_ends_its_watch_and_counts_until_then() {
+    async fn an_unread_line_ends_its_watch_and_counts_until_then() {
         for size in [10, 40 << 20] {
             let (outgoing, slow) = (Outgoing::new(room()), Arc::new(Notify::new()));
             let mut watch = outgoing.send(lines(size), &slow).await.expect("a watch").into_body();

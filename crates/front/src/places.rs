@@ -1,4 +1,4 @@
-//! How many connections there may be, of all clients and of one. A connection that was accepted stays: a flood of new ones ends none of them.
+//! Limits the number of connections, in total and per client. An accepted connection stays: a flood of new ones closes none of them.
 
 use std::collections::HashMap;
 use std::net::IpAddr;

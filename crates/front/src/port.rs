@@ -1,4 +1,4 @@
-//! The one address. Connections that have not said hello yet are bounded, and so are all others, which keep their place.
+//! The listening port. Connections that have not sent anything yet are limited separately from the others, which keep their place.
 
 use std::convert::Infallible;
 use std::io;

@@ -1,5 +1,5 @@
-//! Bytes between a client and a member. A connection on which nothing happens holds no buffer: what is read lands in one buffer that
-//! all connections of the thread share, and only what the other side does not take at once is kept.
+//! Copies bytes between a client and a member. An idle connection holds no buffer: all connections of the thread share one buffer
+//! for reading, and only what the other side does not accept at once is kept.
 
 use std::cell::RefCell;
 use std::io;

@@ -1,5 +1,5 @@
-//! REST: `/health`, `/version`, etcd's v3 API as JSON, and its v2 API. Every request has a size and a time, and all together have a
-//! bounded part of the memory. What a client sends is never passed on as it is: it becomes a call of gRPC, or is refused.
+//! REST: `/health`, `/version`, etcd's v3 API as JSON, and its v2 API. Every request has limits on size and time, and all together
+//! share a memory limit. A client's bytes are never passed on as they are: a request becomes a gRPC call, or is refused.
 
 use std::convert::Infallible;
 use std::io;
@@ -37,7 +37,7 @@ const LARGEST_BODY: usize = 4 << 20;
 /// How often what version 2 has left behind is looked for.
 const SWEEP: Duration = Duration::from_secs(180);
 const BODY: Duration = Duration::from_secs(10);
-/// What all bodies together may take.
+/// The memory limit of all bodies together.
 const BODIES_KIB: usize = 64 << 10;
 /// How many requests are worked on at the same time.
 const AT_ONCE: usize = 128;
@@ -57,7 +57,7 @@ const UNREADABLE: &str = "etcd has sent an answer that cannot be read";
 /// A line of a watch, and what ends it.
 type Line = Result<Frame<Bytes>, io::Error>;
 
-/// What is sent to a client.
+/// The body of an answer.
 pub type Content = UnsyncBoxBody<Bytes, io::Error>;
 pub type Answer = Response<Content>;
 

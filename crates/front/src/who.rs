@@ -1,6 +1,6 @@
-//! Who sends a request: somebody with a password, with a token of etcd, or with a client certificate, and as whom etcd is asked then.
-//! The front itself has no rights: what it sends to etcd carries the proof that its client brought, or a certificate of the user whose
-//! certificate it has verified.
+//! Identifies the sender of a request, by password, etcd token or client certificate, and with it the user for the call to etcd. The
+//! front itself has no permissions: what it sends to etcd carries the client's own credentials, or a certificate for the user whose
+//! client certificate it has verified.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};

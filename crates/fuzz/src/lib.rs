@@ -1,8 +1,8 @@
-//! For tests alone: damages good samples of what quorate parses, and gives the result to the code that reads it. That code may
-//! refuse; it may not panic, and it may not take long. `cargo xtask fuzz` also bounds its memory.
+//! For tests only: damages good samples of what quorate parses, and passes them to the parser. A parser may refuse its input; it
+//! must not panic or take long. `cargo xtask fuzz` also limits its memory.
 //!
-//! Without further words a campaign is short and always the same, so it can be part of every test run. `QUORATE_FUZZ_SECONDS` makes
-//! it last that long, with input that nobody has tried; the seed is printed, and `QUORATE_FUZZ_SEED` repeats it.
+//! By default a campaign is short and deterministic, so it is part of every test run. `QUORATE_FUZZ_SECONDS` makes it run that
+//! long, with new input; the seed is printed, and `QUORATE_FUZZ_SEED` repeats it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};

@@ -1,7 +1,7 @@
-//! Serves the v2 API over plain HTTP on loopback, for test suites that are not quorate's: they start it in place of etcd.
+//! Serves the v2 API over plain HTTP on loopback, for other projects' test suites, which start it in place of etcd.
 //!
-//! Takes etcd's flags, of which it heeds `-listen-client-urls`. What it serves comes from the environment: `V2_ENDPOINT` and `V2_CA`
-//! (a file) say where etcd is, `V2_ADVERTISED` what `/v2/machines` shows, separated by commas.
+//! It accepts etcd's flags and uses only `-listen-client-urls`. The environment says what it serves: `V2_ENDPOINT` and `V2_CA` (a
+//! file) name the etcd, `V2_ADVERTISED` is the answer of `/v2/machines`, separated by commas.
 
 use std::net::SocketAddr;
 use std::time::Duration;

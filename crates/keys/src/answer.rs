@@ -1,4 +1,4 @@
-//! From a request to its answer.
+//! Answers a request.
 
 use std::io;
 

@@ -1,4 +1,4 @@
-//! Refusals as v2 clients read them: number, message, cause, index. Pure.
+//! Errors in the form of v2 clients: number, message, cause, index. Pure.
 
 use hyper::StatusCode;
 

@@ -1,8 +1,8 @@
-//! What a watch of v3 keys means for a client that waits for a node. Pure.
+//! Translates a watch of v3 keys for a client that waits for a node. Pure.
 //!
-//! A write of this library either puts nodes or removes one. A removal also writes the log of the node's directory in the
-//! same transaction, so a node that was deleted without it has expired, was below a directory that was removed, or was left from one that
-//! had expired: what etcd holds at that revision and the one before shows which.
+//! A write of this library either puts nodes or removes one. A removal also writes the log of the node's directory in the same
+//! transaction. So a node that was deleted without it has expired, was below a removed directory, or was left from an expired one: etcd's
+//! content at that revision and the one before shows which.
 
 use quorate_etcd::{Change, Event};
 

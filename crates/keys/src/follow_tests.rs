@@ -49,7 +49,7 @@ fn signs(wait: &Wait, changes: &[Change]) -> Vec<String> {
 }
 
 #[test]
-fn a_put_is_what_its_head_says_and_directories_on_the_way_are_not_told() {
+fn a_put_is_reported_by_its_head_and_parent_directories_are_not() {
     let changes = [put("/a", None), put("/a/b", Some(Action::Create))];
     assert_eq!(signs(&waits("/", true), &changes), ["create /a/b"]);
     assert_eq!(signs(&waits("/a", true), &changes), ["create /a/b"]);
@@ -84,7 +84,7 @@ fn a_refresh_and_a_log_of_names_in_order_tell_nothing() {
 }
 
 #[test]
-fn one_removal_is_told_whatever_it_takes_along() {
+fn one_removal_is_reported_whatever_it_includes() {
     let changes = [deleted("/a/d"), deleted("/a/d/x"), deleted("/a/d/y"), logged("/a/d")];
     assert_eq!(signs(&waits("/a", true), &changes), ["delete /a/d"]);
     assert_eq!(signs(&waits("/a/d/x", false), &changes), ["delete /a/d"], "it was there");

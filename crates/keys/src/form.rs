@@ -1,4 +1,4 @@
-//! Forms in queries and bodies, as Go reads them: what is not well-formed is an error with Go's words. Pure.
+//! Forms in queries and bodies, parsed like Go's: malformed input is an error with Go's text. Pure.
 
 /// The fields of body and query; those of the body come first.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn what_go_refuses_is_refused_in_its_words() {
+    fn what_go_refuses_is_refused_with_its_text() {
         let cause = |text: &[u8]| Form::default().add(text).unwrap_err();
         assert_eq!(cause(b"value=%zz"), r#"invalid URL escape "%zz""#);
         assert_eq!(cause(b"value=%1"), r#"invalid URL escape "%1""#);

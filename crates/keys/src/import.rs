@@ -1,4 +1,4 @@
-//! Nodes of another etcd, as its v2 API lists them, written into this store.
+//! Imports nodes of another etcd, from the listing of its v2 API.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! JSON with the bytes that Go's encoder writes: fields in the order they are added, and Go's escapes. Pure.
+//! JSON with exactly the bytes of Go's encoder: fields in the order they are added, and Go's escapes. Pure.
 
 #[derive(Default)]
 pub struct Json {

@@ -1,5 +1,5 @@
 //! Version 2 of etcd's API over HTTP (`/v2/keys`, `/v2/stats`, `/v2/members`, `/v2/machines`) on top of etcd's v3 store, for clusters
-//! whose etcd has no v2 any more. A library without a listener: the caller terminates TLS, authenticates the user and hands over the
+//! whose etcd no longer has v2. A library without a listener: the caller terminates TLS, authenticates the user and passes the
 //! request together with an etcd client that is logged in as that user, so the user's v3 permissions apply.
 //!
 //! Every write is one v3 transaction. Any number of processes may serve the same store, and each may be killed at any time.

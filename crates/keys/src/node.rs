@@ -1,7 +1,7 @@
-//! A node as it is stored, and as clients see it. Pure.
+//! A node as stored and as clients see it. Pure.
 //!
-//! A stored value is one line of JSON, the head, and then the value itself, byte for byte. The revision of a write is not known
-//! before it is made, so the head names an index only where it is not the revision of the v3 key.
+//! A stored value is one line of JSON, the head, followed by the value itself, byte for byte. The revision of a write is not
+//! known in advance, so the head contains an index only where it differs from the revision of the v3 key.
 
 use jiff::Timestamp;
 use quorate_etcd::KeyValue;

@@ -1,8 +1,8 @@
-//! Names of nodes, and where each is stored among the v3 keys. Pure.
+//! Names of nodes, and their place among the v3 keys. Pure.
 //!
 //! The node `/a/b/c` is stored under `PREFIX/a/b//c`: the path of its directory, an empty segment, its name. The direct children of
-//! a directory are therefore one range of keys, and everything below it is another. No name is empty, so the key
-//! `PREFIX/a/b//` is no node: it is the log of that directory, which says what was removed from it last.
+//! a directory are therefore one range of keys, and everything below it is another. No name is empty, so the key `PREFIX/a/b//` is
+//! not a node: it is the log of that directory, which records the last removal.
 
 use quorate_etcd::{KeyRange, prefix_end};
 

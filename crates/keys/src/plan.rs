@@ -1,5 +1,5 @@
-//! What a write does to the store, decided from what was read: a refusal, or one transaction that holds only if what the decision
-//! rests on is still so. Pure.
+//! The effect of a write, decided from what was read: an error, or one transaction that succeeds only if nothing it depends on
+//! has changed. Pure.
 
 use quorate_etcd::{Condition, KeyRange, Op, RangeQuery};
 

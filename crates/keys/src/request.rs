@@ -1,4 +1,4 @@
-//! What a request for keys asks for, read and checked in the order etcd does. Pure.
+//! Parses a request for keys, with etcd's order of checks. Pure.
 
 use bytes::Bytes;
 use hyper::header::CONTENT_TYPE;

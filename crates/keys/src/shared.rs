@@ -1,4 +1,4 @@
-//! What all requests of one process share.
+//! State shared by all requests of one process.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

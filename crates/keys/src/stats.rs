@@ -1,4 +1,4 @@
-//! What `/v2/stats`, `/v2/members` and `/v2/machines` show. Pure.
+//! The answers of `/v2/stats`, `/v2/members` and `/v2/machines`. Pure.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};

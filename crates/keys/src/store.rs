@@ -1,5 +1,5 @@
-//! Reads and writes on etcd: one transaction for a read; one to read and one to write for a write, repeated if somebody else was
-//! faster. A lease is granted only when the write is known to be allowed, and revoked if it is not made after all.
+//! Reads and writes on etcd: one transaction for a read; one to read and one to write for a write, repeated after a conflict. A
+//! lease is granted only when the write is known to be allowed, and revoked if the write does not happen.
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};

@@ -1,4 +1,4 @@
-//! Removing what nobody can see. Nothing depends on it but the size of the database.
+//! Removes data that no client can see any more. Only the size of the database depends on it.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! From flat v3 pairs to nested directories. Pure.
+//! Converts flat v3 pairs to nested directories. Pure.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Waiting for events: a watch on etcd that lasts as long as somebody holds it.
+//! Waiting for events: a watch on etcd that lasts as long as the client waits.
 
 use std::collections::VecDeque;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! A CA that can sign: generated here, or brought by the operator. What a leaf says is decided by the [`LeafWish`] alone; of
-//! the signing request only the public key is used, after it has proven that its sender holds the private one.
+//! A CA that can sign: generated here, or user-provided. [`LeafWish`] alone decides the content of a leaf certificate. Of a
+//! signing request only the public key is used, after the request has proven possession of the private one.
 
 use std::fmt;
 use std::net::IpAddr;

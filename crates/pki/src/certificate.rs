@@ -1,5 +1,5 @@
-//! Reading certificates: the steps from PEM text to parsed X.509, and the questions that loading an authority, inspecting a
-//! certificate and checking a given one all ask.
+//! Reads certificates: from PEM text to parsed X.509, and the checks that are shared by loading an authority, inspecting a
+//! certificate and checking a user-provided one.
 
 use jiff::Timestamp;
 use ring::digest;

@@ -1,5 +1,5 @@
-//! The few lines of DER that the libraries do not offer: taking a structure apart into its elements and putting it together
-//! again. It looks at tags and lengths only, and is used on keys and on certificates of our own making.
+//! The few DER functions that the libraries lack: splits a structure into its elements and joins them again. It looks at
+//! tags and lengths only, and is used on keys and on certificates that quorate created.
 
 pub(crate) const INTEGER_ZERO: &[u8] = &[0x02, 0x01, 0x00];
 pub(crate) const NULL: &[u8] = &[0x05, 0x00];

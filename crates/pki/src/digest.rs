@@ -1,5 +1,5 @@
-//! SHA-256 by ring, whose assembler is about twice as fast as portable code where the processor has no instructions for it. A restore
-//! reads every byte several times over.
+//! SHA-256 by ring, whose assembler is about twice as fast as portable code on processors without instructions for it. A restore
+//! reads every byte several times.
 
 use ring::digest::{Context, SHA256, digest};
 

@@ -1,5 +1,5 @@
-//! The proof by which a machine enrols: an HMAC under the enrolment token over the controller's nonce, the machine's public
-//! key and its id. It shows that the holder of the key was given the token, without sending the token.
+//! The proof in an enrolment: an HMAC under the enrolment token over the controller's nonce, the machine's public key and
+//! its id. It shows that the owner of the key has the token, without sending the token.
 
 use ring::hmac;
 

@@ -1,5 +1,4 @@
-//! What this crate refuses, with the facts an operator needs to put it right. Texts of private keys never get in here, not
-//! even in part.
+//! Errors of this crate, with the facts that an operator needs. They never contain any part of a private key.
 
 use std::fmt;
 

@@ -1,6 +1,6 @@
-//! Certificates and keys that an operator made elsewhere: does a chain hold, is it for this member, does the key fit? The
-//! answer is every problem at once, in words, so that it takes one round to put them right. It follows Go's rules where
-//! they differ from others', since etcd is what will check the certificate in the end; name constraints are not looked at.
+//! Checks user-provided certificates and keys: is the chain valid, is it for this member, does the key match? All problems
+//! are reported at once, so one round is enough to correct them. It follows Go's rules where implementations differ,
+//! because etcd makes the final check; name constraints are not checked.
 
 use std::fmt;
 use std::net::IpAddr;

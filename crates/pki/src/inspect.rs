@@ -1,4 +1,4 @@
-//! What a certificate says, as plain facts that can be kept, compared and shown.
+//! The content of a certificate as plain facts that can be stored, compared and shown.
 
 use std::net::IpAddr;
 

@@ -1,5 +1,5 @@
-//! The key pair with which etcd signs its JSON web tokens, in the forms that every etcd from 3.4 on reads: the Go library of
-//! 3.4 knows EC private keys as SEC 1 only, and no Ed25519 at all.
+//! The key pair with which etcd signs its JSON web tokens, in a form that every etcd since 3.4 reads: the Go library of 3.4
+//! reads EC private keys as SEC 1 only, and does not support Ed25519.
 
 use crate::certificate::pem_block;
 use crate::{Error, KeyAlgorithm, KeyPair, Secret, der};

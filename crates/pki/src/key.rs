@@ -1,5 +1,5 @@
-//! Key pairs: made here, or read from what an operator brings. A key is written as PKCS#8, in the oldest form, which OpenSSL
-//! and Go of every age can read; it is read as PKCS#8, PKCS#1 or SEC 1.
+//! Key pairs: generated here, or user-provided. A key is written as PKCS#8 version 1, which every version of OpenSSL and Go
+//! can read; it is read as PKCS#8, PKCS#1 or SEC 1.
 
 use std::fmt;
 

@@ -1,6 +1,6 @@
-//! The X.509 of quorate: authorities, keys, signing requests and leaves, the checks of what an operator brings, and the
+//! quorate's X.509: authorities, keys, signing requests and leaf certificates, the checks of user-provided ones, and the
 //! proof of enrolment. It reads no file and no clock (`now` is an argument); only key generation, serial numbers and tokens
-//! take randomness, from the system. Private keys leave it as [`Secret`] alone and never appear in an error.
+//! use the system's randomness. Private keys leave it only as [`Secret`] and never appear in an error.
 
 mod authority;
 mod certificate;

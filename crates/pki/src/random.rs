@@ -1,5 +1,5 @@
-//! Random values for tokens, nonces and serial numbers, from the operating system. A system without randomness is not one
-//! that anything here can run on, so that case panics instead of spreading through every signature.
+//! Random values for tokens, nonces and serial numbers, from the operating system. Nothing here can work without
+//! randomness, so a failure panics instead of adding an error to every signature.
 
 use quorate_core::text::hex;
 use ring::rand::{SecureRandom, SystemRandom};

@@ -1,4 +1,4 @@
-//! What PostgreSQL stores of a password: enough to check it, not enough to log in with (RFC 5802, RFC 7677).
+//! PostgreSQL's password verifiers: enough to check a password, not enough to log in with (RFC 5802, RFC 7677).
 
 use std::num::NonZeroU32;
 
@@ -34,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_verifier_is_stable_and_tells_users_clusters_and_passwords_apart() {
+    fn a_verifier_is_stable_and_differs_between_users_clusters_and_passwords() {
         let verifier = |cluster: &str, user: &str, password: &str| {
             scram_verifier(cluster, user, &Secret::new(password)).expose().to_owned()
         };

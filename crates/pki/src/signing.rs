@@ -1,4 +1,4 @@
-//! Keys that sign what is stored where others may write. Ed25519: anyone who has the public half can check, and only the secret half can sign.
+//! Keys that sign data stored where others can write. Ed25519: the public key verifies, only the secret key signs.
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! A small writer of FAT16 disks: a label and a few files in the root directory, written once and never changed. Every system
-//! reads them, and no tool of the host is needed to make one.
+//! Writes small FAT16 disks: a label and a few files in the root directory, written once and never changed. Every system
+//! reads them, and no tool of the host is needed.
 
 /// The boot sector's own, whatever that of the disk is.
 const SECTOR: usize = 512;

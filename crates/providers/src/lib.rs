@@ -1,5 +1,5 @@
-//! Providers: where machines are made. A provider knows machines and their marks, nothing of etcd; it never touches
-//! what does not bear this cluster's mark.
+//! Providers, which create machines. A provider knows machines and their marks, and nothing about etcd; it never
+//! touches anything without this cluster's mark.
 
 mod aws;
 mod fat;
@@ -40,48 +40,47 @@ pub use local::{Local, is_controllers_alone, mark, netns};
 pub use openstack::upload_with as upload_image_with;
 pub use openstack::{Openstack, OpenstackError, Upload, Uploaded, upload as upload_image};
 
-/// What a provider of one cluster's machines must be able to do. Every call may be repeated without harm.
+/// The provider of one cluster's machines. Every call can be repeated safely.
 #[async_trait(?Send)]
 pub trait Provider {
-    /// For how long nothing may come of waiting for its machines.
+    /// How long to wait for its machines without progress.
     fn patience(&self) -> Duration {
         Duration::from_secs(60)
     }
 
-    /// How machines that it makes would run, for people; absent where there is nothing to say.
+    /// How new machines would run, for people; absent if there is nothing to report.
     async fn how_machines_run(&self) -> Option<String> {
         None
     }
 
-    /// Every machine of this cluster's name, no matter who created it: the mark on each says that.
+    /// Every machine with this cluster's name, by any creator: the mark on each shows which.
     async fn machines(&self) -> Result<Machines, ProviderError>;
 
-    /// Lets the controller with this fencing number make machines, and none with a lower one from now on: what they have
-    /// half made is removed, and what machines that are off have left. Called at the beginning of a run, before the lock is confirmed,
+    /// Allows the controller with this fencing number to create machines, and none with a lower one from now on: their unfinished
+    /// resources are removed, and leftovers of machines that are off. Called at the beginning of a run, before the lock is confirmed,
     /// and at its end.
     async fn admit(&self, fence: u64) -> Result<(), ProviderError>;
 
-    /// The controller with this fencing number makes no more machines.
+    /// The controller with this fencing number creates no more machines.
     async fn dismiss(&self, fence: u64) -> Result<(), ProviderError>;
 
-    /// Makes a machine and switches it on; one that is there already is only switched on. The provider chooses its address, keeps
-    /// it for this machine and puts it into the seed; from then on `machines` shows it, at once or when the machine has it.
+    /// Creates a machine and switches it on; an existing one is only switched on. The provider chooses its address, keeps it for
+    /// this machine and puts it into the seed; from then on `machines` shows it, at once or when the machine has it.
     async fn create(&self, new: &NewMachine<'_>) -> Result<(), ProviderError>;
 
     async fn start(&self, machine: &MachineId) -> Result<(), ProviderError>;
     async fn stop(&self, machine: &MachineId) -> Result<(), ProviderError>;
 
-    /// Removes a machine. Where data `Stays`, it is kept for the member's next one.
+    /// Removes a machine. Data that `Stays` is kept for the member's next one.
     async fn destroy(&self, machine: &MachineId, data: Data) -> Result<(), ProviderError>;
 
-    /// What there is besides machines: of this cluster, and what is in the way of what it should have. Providers that have nothing of the
-    /// kind find nothing.
+    /// The cluster's fixtures, and obstacles in the place of desired ones. Providers without fixtures return nothing.
     async fn fixtures(&self) -> Result<Vec<FixtureSeen>, ProviderError> {
         Ok(Vec::new())
     }
 
-    /// Makes a fixture that the spec has, or puts it right. It leads to these members from then on, or, where there are none and the spec
-    /// says so, to another fixture. What is not this cluster's is refused.
+    /// Creates or corrects a fixture of the spec. It points to these members from then on or, if there are none and the spec says so, to
+    /// another fixture. Resources of others are refused.
     async fn put_fixture(
         &self,
         fixture: &FixtureId,
@@ -90,25 +89,25 @@ pub trait Provider {
         Err(ProviderError::NoSuchFixture { fixture: fixture.clone() })
     }
 
-    /// Removes a fixture, if it is there and this cluster's.
+    /// Removes a fixture, if it exists and belongs to this cluster.
     async fn drop_fixture(&self, _fixture: &FixtureId) -> Result<(), ProviderError> {
         Ok(())
     }
 
-    /// The end of a machine's console, for people: all that there is to see of one whose agent never answers.
+    /// The end of a machine's console, for people: the only output of a machine whose agent never answers.
     async fn console(&self, machine: &MachineId) -> Result<String, ProviderError>;
 
-    /// Where a log of a machine is on this host, for people whom its agent does not answer. None: on the machine alone.
+    /// The path of a machine's log on this host, for use when its agent does not answer. None: only on the machine.
     fn log_file(&self, _machine: &MachineId, _of: &LogOf) -> Option<PathBuf> {
         None
     }
 
-    /// How this host connects to a machine that `machines` has shown.
+    /// How this host connects to a machine that `machines` has returned.
     fn dial(&self, _id: &MachineId, _machine: &MachineSeen) -> Dial {
         Dial::Address
     }
 
-    /// The cluster has no machine any more: removes what interrupted calls left of them, and data that was kept.
+    /// The cluster has no machine any more: removes leftovers of interrupted calls, and kept data.
     async fn forget(&self) -> Result<(), ProviderError>;
 }
 
@@ -116,21 +115,21 @@ pub trait Provider {
 #[derive(Clone, Debug, Default)]
 pub struct Machines {
     pub found: Vec<(MemberName, MachineSeen)>,
-    /// Places that could not be looked at, and why. What is there was not found, and may be there all the same.
+    /// Places that could not be listed, and why. Machines there may exist all the same.
     pub away: BTreeMap<String, String>,
 }
 
-/// A machine to be made.
+/// A machine to create.
 #[derive(Clone, Debug)]
 pub struct NewMachine<'a> {
-    /// What it is called where the provider shows it to people.
+    /// Its name in the provider's own tools.
     pub name: &'a str,
     pub id: MachineId,
-    /// The address that it must have. None: one of the provider's choosing.
+    /// The address that it must have. None: the provider chooses.
     pub address: Option<IpAddr>,
-    /// Where it `Stays`, the machine gets what the member's last one left.
+    /// If it `Stays`, the machine gets the data of the member's last one.
     pub data: Data,
-    /// The fencing number of the controller that makes it.
+    /// The fencing number of the controller that creates it.
     pub fence: u64,
     pub control_ca: &'a str,
     pub token: &'a Secret,
@@ -138,7 +137,7 @@ pub struct NewMachine<'a> {
 }
 
 impl NewMachine<'_> {
-    /// What the machine is told, once its address is known.
+    /// The machine's settings, once its address is known.
     fn seed(&self, cluster: &str, cluster_id: &str, address: IpAddr) -> Seed {
         Seed {
             cluster: cluster.to_owned(),
@@ -198,14 +197,14 @@ pub enum ProviderError {
     ProgramTooLarge { path: PathBuf, bytes: usize },
 }
 
-/// Where providers keep files on this host.
+/// The providers' directory on this host.
 #[derive(Clone, Debug)]
 pub struct Directories {
     /// Machines that are processes of this host.
     pub machines: PathBuf,
     /// etcd programs, shared by all machines here.
     pub programs: PathBuf,
-    /// What may be deleted at any time.
+    /// Files that may be deleted at any time.
     pub cache: PathBuf,
 }
 
@@ -220,7 +219,7 @@ pub fn provider(ledger: &Ledger, directories: &Directories) -> Rc<dyn Provider> 
     }
 }
 
-/// The same for a command that only shows clusters, one after the other, and does nothing with what it sees.
+/// The same for a command that only shows clusters, one at a time.
 pub fn observer(ledger: &Ledger, directories: &Directories) -> Rc<dyn Provider> {
     match &ledger.spec.provider {
         spec::Provider::Openstack(settings) => Rc::new(Openstack::new(ledger, settings).only_looking()),
@@ -228,7 +227,7 @@ pub fn observer(ledger: &Ledger, directories: &Directories) -> Rc<dyn Provider> 
     }
 }
 
-/// Where this host has machines of a cluster whose ledger is gone. Providers that cannot tell without a spec say nothing.
+/// The place of machines on this host of a cluster whose ledger is gone. None for providers that cannot tell without a spec.
 pub fn machines_without_ledger(directories: &Directories, cluster: &str) -> Option<PathBuf> {
     local::machines_of(directories, cluster)
 }

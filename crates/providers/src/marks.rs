@@ -1,5 +1,5 @@
-//! The marks of clouds on what quorate made: metadata of a server, or tags. Each part of a mark has a key, because values are short.
-//! Every user of the project or the account can read them, so they contain no secret.
+//! Marks on the cloud resources that quorate created: metadata of a server, or tags. Each part of a mark has a separate key, because
+//! values are short. Every user of the project or the account can read them, so they contain no secret.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

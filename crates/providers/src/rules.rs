@@ -1,4 +1,4 @@
-//! What security groups let in, for every cloud: the list that the machines' own firewall is rendered from, as rules.
+//! The rules of security groups, for every cloud: rendered from the same list as the machines' own firewall.
 
 use std::collections::BTreeSet;
 
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn by_group_nobody_else_comes_in() {
+    fn access_by_group_rejects_everyone_else() {
         let openings = [
             opening(Audience::Clients, &[2379], None),
             opening(Audience::Operators, &[22], None),

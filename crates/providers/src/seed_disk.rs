@@ -1,4 +1,4 @@
-//! The seed disk: all that a new machine is told, on a small FAT disk that both quorate's own boot and cloud-init find by its
+//! The seed disk: all settings of a new machine, on a small FAT disk that both quorate's own boot and cloud-init find by its
 //! label. The only secret on it is the enrolment token, which is bound to the first key and expires.
 
 use std::fs::{self, File};
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn cloud_init_is_told_addresses_by_mac() {
+    fn cloud_init_gets_addresses_by_mac() {
         let config = network_config(&machine());
         let first = &config["ethernets"]["quorate0"];
         assert_eq!(first["match"]["macaddress"], "52:54:00:00:00:01");

@@ -1,4 +1,4 @@
-//! Machines of stock images, whose user data cloud-init reads: how the agent's program gets there, and what starts it.
+//! Machines with stock images, whose user data cloud-init reads: how the agent's program gets there, and what starts it.
 
 use quorate_agent::boot::PROGRAM;
 use quorate_core::providers::program::ProgramSource;

@@ -1,4 +1,4 @@
-//! What requests to clouds have in common: how failed ones are repeated, and how texts are escaped.
+//! Shared by requests to clouds: retries after failures, and escaping of text.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -66,7 +66,7 @@ pub(crate) fn address_of(url: &Url) -> Option<IpAddr> {
     url.host_str()?.trim_matches(['[', ']']).parse().ok()
 }
 
-/// Whether what is sent to a URL stays on this host, whoever answers DNS queries.
+/// Whether requests to this URL stay on this host. Does not depend on DNS.
 pub(crate) fn is_loopback(url: &Url) -> bool {
     let host = url.host_str().unwrap_or_default();
     address_of(url).is_some_and(|address| address.is_loopback()) || host == "localhost" || host.ends_with(".localhost")

@@ -1,4 +1,4 @@
-//! What the cloud was asked.
+//! The requests that the cloud received.
 
 use std::collections::BTreeMap;
 use std::fmt;

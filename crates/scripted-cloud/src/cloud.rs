@@ -1,4 +1,4 @@
-//! What the cloud knows and answers: records, made and read through the paths of its services.
+//! The cloud's state and answers: records, created and read through the paths of its services.
 
 use std::collections::BTreeMap;
 

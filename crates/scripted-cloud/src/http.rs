@@ -1,4 +1,4 @@
-//! As much of HTTP as the scripted cloud needs, and a proxy that counts calls.
+//! A minimal HTTP server for the scripted cloud, and a proxy that counts calls.
 
 use std::io::{self, BufRead, Error, ErrorKind, Write};
 

@@ -1,7 +1,6 @@
 //! A scripted cloud for tests and the bench: the paths of Nova, Neutron, Cinder, Glance and Keystone that quorate uses, on a port of
-//! the loopback interface. It keeps records of what is created, refuses what a real cloud refuses, and counts what it is asked. Nothing
-//! runs in its servers. What it does apart from that is set by the test: how servers are built, answers that come late or not at all,
-//! and a call at which everything stands still.
+//! the loopback interface. It keeps records of what is created, refuses what a real cloud refuses, and counts requests. Nothing runs in
+//! its servers. A test controls the rest: how servers are built, late or missing answers, and a call at which everything stops.
 
 mod calls;
 mod cloud;

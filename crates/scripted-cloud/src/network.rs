@@ -1,4 +1,4 @@
-//! Ports, each with an address of its own, and security groups.
+//! Ports, one address each, and security groups.
 
 use std::collections::BTreeSet;
 

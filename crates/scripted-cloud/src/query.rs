@@ -1,4 +1,4 @@
-//! What lists are narrowed by.
+//! Filters of lists.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! The scripted cloud on a port of the loopback interface, and what clients meet on their way to it.
+//! The scripted cloud on a port of the loopback interface, and faults on the way to it.
 
 use std::io::{self, BufReader};
 use std::net::{TcpListener, TcpStream};

@@ -1,4 +1,4 @@
-//! Servers: they get the ports and the volumes that they were created with, and let go of them when they are deleted.
+//! Servers: they get their ports and volumes when they are created, and release them when they are deleted.
 
 use serde_json::{Value, json};
 
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_is_deleted_lets_go_of_what_does_not_go_with_it() {
+    fn a_deleted_server_releases_resources_that_outlive_it() {
         let mut cloud = cloud();
         let (server, port) = make(&mut cloud);
         let volumes: Vec<String> = ids(&json!(cloud.all("volumes")), "id");
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn servers_are_built_as_they_are_told() {
+    fn servers_are_built_as_scripted() {
         let mut cloud = cloud();
         let expected = [
             (Building::Seen(2), vec!["BUILD", "BUILD", "ACTIVE", "ACTIVE"]),

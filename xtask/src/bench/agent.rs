@@ -1,4 +1,4 @@
-//! `cargo xtask bench agent`: what the agents of a healthy cluster of three take while nobody asks anything of them.
+//! `cargo xtask bench agent`: memory and CPU of the agents in a healthy, idle cluster of three.
 
 use std::fs;
 use std::thread::sleep;

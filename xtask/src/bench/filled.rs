@@ -1,5 +1,5 @@
-//! A cluster full of data and a store for its backups: where quorate's backups and restores meet the same done manually. What is typed
-//! manually is here too: etcd's own snapshot, zstd, age and rclone, joined as a careful person would join them.
+//! A cluster full of data and a store for its backups, where quorate's backups and restores are compared with manual ones. The manual
+//! procedure is here too: etcd's own snapshot, zstd, age and rclone, combined as a careful operator would.
 
 use std::collections::BTreeMap;
 use std::fmt;

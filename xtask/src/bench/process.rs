@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_that_fails_or_hangs_is_told() {
+    fn a_command_that_fails_or_hangs_is_reported() {
         let complaints = std::env::temp_dir().join(format!("xtask-complaints-{}", std::process::id()));
         let run = |script: &str, patience| {
             measure(Command::new("sh").args(["-c", script]), &complaints, patience).map(|cost| cost.time)

@@ -1,5 +1,5 @@
-//! The package on two Debians: the smallest there is, and one with systemd's programs. Each runs in namespaces without a network, so
-//! every process of it ends with it.
+//! The package on two Debians: the smallest one, and one with systemd's programs. Each runs in namespaces without a network, so all
+//! its processes end with it.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;

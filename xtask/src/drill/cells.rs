@@ -1,4 +1,5 @@
-//! The cells: which change meets which fault. A cell that makes no sense, such as a learner's fault where nobody joins, is not there.
+//! The cells: which change is combined with which fault. Combinations without a meaning, such as a learner's fault where no member joins,
+//! are left out.
 
 use std::fmt;
 

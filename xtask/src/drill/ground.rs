@@ -1,5 +1,5 @@
-//! Where cells run: a separate directory for each, with a `QUORATE_HOME` in it. Clusters, processes and files there end with the cell,
-//! however that ends, and what a killed run left is cleared away by the next. Only one run uses the ground at a time.
+//! Where cells run: a separate directory for each, with a `QUORATE_HOME` in it. Its clusters, processes and files end with the cell,
+//! however that ends, and the next run removes what a killed one left. Only one run at a time.
 
 use std::fs::{self, File};
 use std::io::ErrorKind;

@@ -1,4 +1,4 @@
-//! The drill of PostgreSQL: which change meets which fault, the clusters of a cell, and what its verdict says.
+//! The PostgreSQL drill: which change is combined with which fault, the clusters of a cell, and its verdict.
 
 use std::fmt;
 

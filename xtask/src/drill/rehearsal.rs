@@ -1,4 +1,4 @@
-//! One cell from beginning to end: a cluster as it is before the change, the drill, and what its verdict says.
+//! One cell from beginning to end: the cluster before the change, the drill, and its verdict.
 
 use std::os::unix::fs::MetadataExt;
 

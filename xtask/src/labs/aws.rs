@@ -1,6 +1,6 @@
-//! moto's server in place of AWS: it knows the calls of EC2 and Systems Manager and keeps records of what they make, in memory. The suite puts
-//! a proxy in front of it that refuses what AWS refuses. For the stories of clusters each instance gets a body with the instance's address: an
-//! agent, or a whole system that cloud-init, Ignition's own binary or quorate itself configures. So all of it runs in separate namespaces.
+//! moto's server in place of AWS: it implements the calls of EC2 and Systems Manager and keeps records in memory. The suite puts a proxy in
+//! front of it that refuses what AWS refuses. For tests of clusters each instance gets a process with the instance's address: an agent, or
+//! a whole system configured by cloud-init, Ignition's own binary or quorate itself. So all of it runs in separate namespaces.
 
 mod cloud;
 mod tools;

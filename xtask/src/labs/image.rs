@@ -1,4 +1,4 @@
-//! Images of `quorate image build`, kept in the lab for as long as what they are made by is the same.
+//! Images of `quorate image build`, kept in the lab until their inputs change.
 
 use std::fs;
 use std::path::{Path, PathBuf};

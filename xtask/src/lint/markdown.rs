@@ -1,5 +1,5 @@
-//! Markdown: lines of at most 100 columns, links within the repository that lead somewhere, and a README of one page.
-//! Tables, code blocks, HTML and words that cannot be broken may be longer.
+//! Markdown: lines of at most 100 columns, working links within the repository, and a README of one page. Tables, code
+//! blocks, HTML and unbreakable words may be longer.
 
 use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};

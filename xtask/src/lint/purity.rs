@@ -1,6 +1,6 @@
-//! Proves that `core` stays pure: no crate that does I/O below it, and no file, socket, process, clock or chance in
-//! its own code. The scan knows Rust's comments, strings and `use` groups, not its types: it catches slips, not
-//! someone who wants to cheat. Code under `#[cfg(test)]` may do as it likes.
+//! Proves that `core` stays pure: no dependency does I/O, and its own code uses no file, socket, process, clock or
+//! randomness. The scan understands Rust's comments, strings and `use` groups, not its types: it finds mistakes, not
+//! deliberate evasion. Code under `#[cfg(test)]` is exempt.
 
 use std::fs;
 use std::path::{Path, PathBuf};

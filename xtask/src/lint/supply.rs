@@ -1,6 +1,6 @@
-//! Checks dependencies by `deny.toml`: licences, banned and doubled crates, and where crates come from. The file is cargo-deny's and
-//! means here what it means there. cargo-deny itself is not run: it is in no registry as a program that works with today's cargo,
-//! and to compile it takes longer than to compile quorate.
+//! Checks dependencies against `deny.toml`: licences, banned and duplicate crates, and sources. The file has cargo-deny's format and
+//! meaning. cargo-deny itself is not run: no registry has a build that works with current cargo, and compiling it takes longer than
+//! compiling quorate.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn licences_with_exceptions_are_licences_of_their_own() {
+    fn licences_with_exceptions_are_separate_licences() {
         let allowed = BTreeSet::from(["MIT"]);
         let fits =
             |text: &str| Expression::read(text).is_some_and(|e| e.satisfied_by(&allowed, &BTreeSet::new()).is_some());

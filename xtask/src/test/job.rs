@@ -1,4 +1,4 @@
-//! What one process is asked to do, and how it went.
+//! The task of one process, and its result.
 
 use std::process::Command;
 use std::time::Duration;

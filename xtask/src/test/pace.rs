@@ -1,5 +1,5 @@
-//! How many tests run side by side. Tests on clusters mostly wait, so a fixed number either leaves the machine idle or starves
-//! clusters that have to answer in time. Instead another test starts whenever the processors had time left over.
+//! How many tests run in parallel. Tests on clusters mostly wait, so a fixed number either leaves the machine idle or starves
+//! timing-sensitive clusters. Instead another test starts whenever the processors had time left.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ pub struct Pace {
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Used {
     all: u64,
-    /// Idle, waiting for disks, or spent on what gives way to everything else.
+    /// Idle, waiting for disks, or spent on low-priority work.
     spare: u64,
 }
 

@@ -1,5 +1,4 @@
-//! Runs jobs side by side, each in a process. Those that only compute give way to those that wait for clusters: they use what time
-//! of the processors is left over.
+//! Runs jobs in parallel, each in a process. Those that only compute run at a lower priority than those that wait for clusters.
 
 use std::fs::{self, File};
 use std::os::unix::process::CommandExt;
@@ -74,7 +73,7 @@ fn start(job: Job, around: &Surroundings, number: usize) -> Result<Running> {
     Ok(Running { job, process, began: Instant::now(), output })
 }
 
-/// The same command, which ends with this program and may give way to others.
+/// The same command, which ends with this program and may run at a lower priority.
 fn tethered(command: &Command, gives_way: bool) -> Command {
     let mut tethered = Command::new("setpriv");
     tethered.args(["--pdeathsig", "KILL", "--"]);

@@ -1,4 +1,4 @@
-//! What people read of a run: a line per job, everything that a failed test printed, the slowest tests, and the time of each step.
+//! The report of a run: a line per job, the output of each failed test, the slowest tests, and the time of each step.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn why_a_test_failed_is_said_again_in_short() {
+    fn the_summary_repeats_why_a_test_failed() {
         let said = format!("a\nthread 'x' panicked at y.rs:1\n{}\n", "w".repeat(2 * WIDEST));
         let failed = Done { output: said, ..done("a", 2, false) };
         let told = why_failed(&[done("b", 1, true), failed], &[]);

@@ -1,4 +1,4 @@
-//! What a cluster made manually needs beforehand, in every benchmark that makes one: certificates and addresses.
+//! Certificates and addresses of a manually created cluster, for the benchmarks.
 
 use std::error::Error;
 use std::net::{IpAddr, Ipv4Addr, TcpListener};

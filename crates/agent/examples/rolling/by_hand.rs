@@ -1,5 +1,5 @@
-//! The cluster made and changed manually in the best way: etcd's own calls from within this process, the next one as soon as the last one
-//! is answered, certificates and addresses made beforehand. Flags, certificates and programs are as quorate would have them.
+//! The best manual procedure: etcd's own calls from within this process, each as soon as the previous one is answered, with certificates
+//! and addresses created beforehand. Flags, certificates and programs are the same as quorate's.
 
 use std::fs::{self, File};
 use std::net::IpAddr;

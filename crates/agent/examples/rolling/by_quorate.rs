@@ -1,4 +1,4 @@
-//! The cluster made and changed by quorate's own commands, as an operator would type them. The environment says where its state is kept.
+//! The cluster created and changed by quorate's own commands, as an operator would type them. The environment says where its state is kept.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -35,7 +35,7 @@ async fn run(quorate: &Path, arguments: &[&str]) -> Result<()> {
 async fn members(quorate: &Path, cluster: &str) -> Result<Vec<ConnectOptions>> {
     let output = Command::new(quorate).args(["env", cluster, "--output", "json"]).output().await?;
     let variables: Value = serde_json::from_slice(&output.stdout)?;
-    let variable = |name: &str| variables[name].as_str().ok_or_else(|| format!("quorate env tells no {name}"));
+    let variable = |name: &str| variables[name].as_str().ok_or_else(|| format!("quorate env prints no {name}"));
     let read = |name: &str| -> Result<String> { Ok(std::fs::read_to_string(variable(name)?)?) };
     let (ca, certificate, key) = (read("ETCDCTL_CACERT")?, read("ETCDCTL_CERT")?, read("ETCDCTL_KEY")?);
     let options = |endpoint: &str| ConnectOptions {

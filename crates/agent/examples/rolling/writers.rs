@@ -1,6 +1,6 @@
-//! Clients that write all the time, as those of a careful user would: each holds on to one member, and goes to the next when a write
-//! fails or is not answered soon. Some begin at each member, so that whichever stops, somebody is disturbed: whether one writer alone has
-//! a write under way just when the leader hands over is chance, and would make of each sample a throw of dice.
+//! Clients that write all the time, like those of a careful user: each one stays connected to one member, and moves to the next when a
+//! write fails or takes too long. Some begin at each member, so every stopped member affects a writer. With a single writer, the result
+//! would depend on whether it has a write in flight at the moment the leader hands over.
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,6 +1,5 @@
-//! What a machine reads of its seed disk when it boots: `seed.json`, which is the agent's, and `machine.json`, which says
-//! what the machine itself is to be. The provider writes both. No secret is in `machine.json` but a password's hash, which
-//! opens the console alone.
+//! What a machine reads from its seed disk when it boots: `seed.json` for the agent, and `machine.json` for the machine
+//! itself. The provider writes both. The only secret in `machine.json` is a password hash for the console.
 
 use std::net::IpAddr;
 
@@ -11,9 +10,9 @@ pub const SEED_LABEL: &str = "cidata";
 /// Files on the seed disk.
 pub const SEED_FILE: &str = "seed.json";
 pub const MACHINE_FILE: &str = "machine.json";
-/// The static program, for images that do not carry it.
+/// The static program, for images without it.
 pub const PROGRAM_FILE: &str = "quorate";
-/// The virtio-serial port that the agent answers on where it cannot be reached by network.
+/// The virtio-serial port of the agent, for machines that cannot be reached by network.
 pub const CHANNEL_PORT: &str = "io.quorate.agent";
 
 /// `machine.json`.
@@ -47,13 +46,13 @@ pub struct Interface {
     pub more_addresses: Vec<(IpAddr, u8)>,
 }
 
-/// Who may log in. Root may not, and nobody by password over ssh.
+/// The user who may log in. Root cannot, and ssh accepts no passwords.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Admin {
     pub user: String,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ssh_keys: Vec<String>,
-    /// As `crypt` makes it, such as `$6$…`; for the console alone.
+    /// In `crypt` format, such as `$6$…`; for the console only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub console_password_hash: Option<String>,
 }

@@ -1,12 +1,12 @@
-//! How the answers of a reading call follow one another: each is a kind, a length and as many bytes. The last one says how the
-//! reading ended, so that a connection that breaks is never taken for an end.
+//! Framing of a read call's answers: a type, a length and that many bytes. The last frame says how the call ended, so a broken
+//! connection is never mistaken for the end.
 
 use std::time::Duration;
 
 use hyper::body::Bytes;
 use quorate_etcd::LONGEST_MESSAGE;
 
-/// How often the agent says that it still waits for etcd.
+/// How often the agent reports that it still waits for etcd.
 pub(crate) const HEARTBEAT: Duration = Duration::from_secs(5);
 pub(crate) const HEAD: usize = 5;
 
@@ -32,7 +32,7 @@ pub(crate) fn head(kind: Kind, length: usize) -> Bytes {
     head.into()
 }
 
-/// `None` for what no agent sends.
+/// `None` for an unknown type.
 pub(crate) fn parse_head(head: [u8; HEAD]) -> Option<(Kind, usize)> {
     let [kind, length @ ..] = head;
     let kind = match kind {

@@ -1,5 +1,5 @@
-//! A value together with the JSON that it came in. An agent that is older than its controller understands a part of what it is given; it
-//! keeps all of it, so the newer agent that follows finds the rest.
+//! A value together with the JSON it was read from. An agent that is older than its controller understands only a part of it; it keeps
+//! all of it, so the next, newer agent finds the rest.
 
 use std::fmt;
 use std::ops::Deref;
@@ -28,7 +28,7 @@ impl<T> Deref for Kept<T> {
     }
 }
 
-/// What the JSON holds beyond the value may be secret.
+/// Unknown parts of the JSON may be secret.
 impl<T: fmt::Debug> fmt::Debug for Kept<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.value.fmt(f)

@@ -10,7 +10,7 @@ const SSHD: &str = "etc/ssh/sshd_config.d/10-quorate.conf";
 const SUDOERS: &str = "etc/sudoers.d/90-quorate";
 
 impl Boot<'_> {
-    /// ssh is closed to passwords also where there is no such user.
+    /// ssh refuses passwords even without such a user.
     pub(super) fn set_admin(&self, admin: Option<&Admin>) -> Result<(), AgentError> {
         self.put(SSHD, &render::sshd(), 0o644)?;
         if let Some(admin) = admin {
@@ -23,7 +23,7 @@ impl Boot<'_> {
             }
         }
         if self.with != With::Nothing {
-            // It runs already. Where there is no ssh at all, there is nothing to close.
+            // It runs already. Without ssh there is nothing to do.
             let _ = self.tools.ask("systemctl", &["try-reload-or-restart", "ssh.service"], None)?;
         }
         Ok(())
@@ -36,7 +36,7 @@ impl Boot<'_> {
         Ok(())
     }
 
-    /// Given on stdin: arguments are there for everybody to read.
+    /// Passed on stdin, because every user can read arguments.
     fn set_password(&self, user: &str, hash: &str) -> Result<(), AgentError> {
         let in_place = self.line_of("etc/shadow", user);
         if in_place.as_deref().and_then(|line| line.split(':').nth(1)) == Some(hash) {

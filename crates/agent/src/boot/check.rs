@@ -1,4 +1,4 @@
-//! What `machine.json` says goes into files that other programs read: it is looked at before a word of it is written there.
+//! Checks `machine.json` before anything of it is written into files that other programs read.
 
 use std::path::Path;
 
@@ -77,7 +77,7 @@ fn admin(admin: &Admin) -> Checked {
             );
         }
     }
-    // The hash itself is not repeated: it would be on the console.
+    // The hash itself is not printed, because it would be on the console.
     let is_hash =
         |hash: &String| hash.starts_with('$') && !hash.contains([':', ' ']) && !hash.chars().any(char::is_control);
     if admin.console_password_hash.as_ref().is_some_and(|hash| !is_hash(hash)) {
@@ -147,7 +147,7 @@ mod tests {
         assert!(said.contains("console_password_hash") && !said.contains("secret"), "{said}");
     }
 
-    /// What passes can stand in a line of a file, wherever it comes from.
+    /// What passes is safe in a line of a file.
     #[test]
     fn fuzz_machines() {
         quorate_fuzz::campaign(&[serde_json::to_vec(&machine()).unwrap()], |input| {

@@ -1,5 +1,4 @@
-//! The disk for etcd's data. It outlives the machine, so its content matters more than the machine: it gets a file system only
-//! when there is nothing on it at all.
+//! The disk for etcd's data. It outlives the machine, so it gets a file system only when it is completely empty.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -14,10 +13,10 @@ const WAIT: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(50);
 /// How much must be zeros before a disk without any signature counts as empty.
 const HEAD: u64 = 1 << 20;
-/// Said of a disk by `blkid` when it knows nothing of what is on it.
+/// `blkid`'s exit code for an unknown content.
 const NOTHING: Option<i32> = Some(2);
 
-/// What was found on a disk.
+/// The content of a disk.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Found {
     Nothing,
@@ -41,8 +40,8 @@ impl Boot<'_> {
         self.refuse_others_data(&device, &place)
     }
 
-    /// quorate's data is in a subdirectory. At the top it is that of a cluster that quorate did not make: its members and their addresses
-    /// are written in it, so no member of ours could begin with it, and next to it one would begin with nothing.
+    /// quorate's data is in a subdirectory. Data at the top belongs to a cluster that quorate did not create: it contains its members and
+    /// their addresses, so no member here could use it, and next to it a new member would begin empty.
     fn refuse_others_data(&self, device: &Path, place: &Path) -> Result<(), AgentError> {
         if !place.join("member").exists() {
             return Ok(());
@@ -69,7 +68,7 @@ impl Boot<'_> {
         Err(AgentError::NoDataDisk { serial: serial.to_owned(), path: usual })
     }
 
-    /// One that was interrupted while its file system was made is recreated: nothing else can have been on it since.
+    /// If creating the file system was interrupted, it is created again: nothing else can have been on it since.
     fn ensure_file_system(&self, serial: &str, device: &Path) -> Result<(), AgentError> {
         let disk = device.to_string_lossy().into_owned();
         let begun = self.layout.state_dir().join(format!("formatting-{serial}"));
@@ -99,11 +98,11 @@ impl Boot<'_> {
         }
     }
 
-    /// For people: the data is found where etcd's data always is.
+    /// For people: the data is in etcd's usual directory.
     fn link_data(&self) -> Result<(), AgentError> {
         let place = self.path("var/lib/etcd");
         if place.is_dir() && !place.is_symlink() {
-            // Fails where something is there, which then stays.
+            // Fails if something is there, which then stays.
             let _ = fs::remove_dir(&place);
         }
         if place.is_dir() && !place.is_symlink() {

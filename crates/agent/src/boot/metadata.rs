@@ -1,6 +1,6 @@
-//! The metadata service of EC2, asked by version 2 of its protocol alone: a token first, then user data with it. The agent takes nothing from
-//! it but what quorate has written there. Whatever answers may be slow, endless or something else: time and size are bounded, redirects and
-//! proxies are not followed, and what is read is checked like a seed disk.
+//! The metadata service of EC2, in version 2 of its protocol: first a token, then user data with it. The agent uses only what quorate has
+//! written there. The server may be slow, endless or something else: time and size are limited, redirects and proxies are not followed, and
+//! the content is checked like a seed disk.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -23,7 +23,7 @@ const CONNECTING: Duration = Duration::from_secs(2);
 /// A whole answer.
 const ANSWERING: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(500);
-/// AWS takes no more than this as user data.
+/// AWS accepts at most this much user data.
 const MOST_BYTES: usize = 16 * 1024;
 const LONGEST_TOKEN: usize = 1024;
 
@@ -32,15 +32,15 @@ pub fn user_data(seed: &Seed, machine: &Machine) -> String {
     json!({ "quorate": { "seed": seed, "machine": machine } }).to_string()
 }
 
-/// What keeps a machine from knowing what it is.
+/// Why a machine cannot read its settings.
 enum Failed {
-    /// Nothing has answered, or it could not: the network of a machine that boots may not be there yet.
+    /// No answer, or no network: during boot it may not be up yet.
     NotYet(String),
-    /// The service has answered, and will not answer otherwise.
+    /// The service has answered, and another attempt would give the same answer.
     Wrong(String),
 }
 
-/// What the instance is told, within this time.
+/// Reads the instance's user data, within this time.
 pub(super) fn read(service: &str, within: Duration) -> Result<Told, AgentError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(AgentError::Runtime)?;
     runtime.block_on(async {
@@ -67,7 +67,7 @@ struct Service {
 
 impl Service {
     fn new(address: &str) -> Result<Self, AgentError> {
-        // Fails where a provider is installed already, which does as well.
+        // Fails if a provider is installed already, which is fine too.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let client = Client::builder().no_proxy().redirect(redirect::Policy::none());
         let client = client.connect_timeout(CONNECTING).timeout(ANSWERING).build();
@@ -85,12 +85,12 @@ impl Service {
     }
 }
 
-/// What may stand in a header.
+/// A valid header value.
 fn is_token(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic())
 }
 
-/// At most so many bytes of an answer; a longer one is refused as soon as that shows.
+/// Reads at most this many bytes of an answer; a longer one is refused as soon as that shows.
 async fn ask(request: RequestBuilder, most: usize) -> Result<Vec<u8>, Failed> {
     let not_yet = |error: reqwest::Error| Failed::NotYet(quorate_core::text::with_causes(&error.without_url()));
     let mut answer = request.send().await.map_err(not_yet)?;

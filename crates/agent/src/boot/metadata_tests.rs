@@ -1,4 +1,4 @@
-//! The metadata service, and liars in its place.
+//! The metadata service, and impostors.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};

@@ -1,4 +1,4 @@
-//! The files of a machine as text: nothing is looked at and nothing is written here.
+//! Renders the files of a machine as text. Reads and writes nothing.
 
 use std::net::IpAddr;
 
@@ -21,7 +21,7 @@ pub(super) fn is_network_file(name: &str) -> bool {
     name.starts_with(PREFIX) && name.ends_with(SUFFIX)
 }
 
-/// A gateway counts for less the further down the list its interface stands.
+/// A gateway has a lower priority the later its interface is in the list.
 pub(super) fn network(interface: &Interface, at: usize) -> String {
     let Interface { mac, address, prefix, gateway, dns, more_addresses } = interface;
     let more: String = more_addresses.iter().map(|(address, prefix)| format!("Address={address}/{prefix}\n")).collect();
@@ -53,7 +53,7 @@ pub(super) fn resolv_conf(machine: &Machine) -> Option<String> {
     (!servers.is_empty()).then(|| format!("{WRITTEN}{lines}"))
 }
 
-/// The machine knows its own name; all other lines stay.
+/// Adds the machine's own name; all other lines stay.
 pub(super) fn hosts(found: &str, hostname: &str) -> String {
     let own = |line: &&str| line.split_whitespace().next() != Some("127.0.1.1");
     let mut lines: Vec<&str> = found.lines().filter(own).collect();
@@ -63,7 +63,7 @@ pub(super) fn hosts(found: &str, hostname: &str) -> String {
     format!("{}\n127.0.1.1 {hostname}\n", lines.join("\n"))
 }
 
-/// ssh knows keys alone, and root not at all. The first value that sshd meets counts, so this file comes early.
+/// ssh accepts only keys, and never root. sshd uses the first value that it reads, so this file comes early.
 pub(super) fn sshd() -> String {
     format!(
         "{WRITTEN}\
@@ -74,7 +74,7 @@ pub(super) fn sshd() -> String {
     )
 }
 
-/// Below the root: a file for each user, out of the users' own reach, so that keys which they add themselves stay theirs.
+/// Below the root: a file for each user, which the user cannot change. Keys that users add themselves are kept elsewhere.
 pub(super) const KEYS: &str = "etc/ssh/quorate-keys";
 
 pub(super) fn sudoers(user: &str) -> String {
@@ -160,13 +160,13 @@ pub(super) fn agent_unit() -> String {
     )
 }
 
-/// What the agent's unit is told beyond what is the same on every machine.
+/// The settings of the agent's unit that differ between machines.
 pub(super) fn agent_environment(machine: &Machine) -> String {
     let arguments = if machine.channel { format!("--channel {}", channel_device()) } else { String::new() };
     format!("QUORATE_AGENT_ARGS=\"{arguments}\"\n")
 }
 
-/// Lets `etcdctl` work at once in root's shell. Root alone can read the keys.
+/// Makes `etcdctl` work at once in root's shell. Only root can read the keys.
 pub(super) fn profile(address: IpAddr) -> String {
     let endpoint = https_url(address, CLIENT_PORT);
     format!(
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_knows_its_own_name_and_forgets_no_other() {
+    fn a_machine_knows_its_own_name_and_keeps_the_others() {
         let found = "127.0.0.1 localhost\n127.0.1.1 old\n10.0.0.9 store\n";
         let expected = "127.0.0.1 localhost\n10.0.0.9 store\n127.0.1.1 etcd-1\n";
         assert_eq!(hosts(found, "etcd-1"), expected);
@@ -249,7 +249,7 @@ mod tests {
     fn the_agent_comes_after_the_seed_disk_was_read_and_comes_back_always() {
         let unit = agent_unit();
         let needed = ["Requires=quorate-boot.service", "Restart=always", "StartLimitIntervalSec=0"];
-        // Without the usual dependencies these alone see to it that it ends before the disks go.
+        // Without the usual dependencies, these make it stop before the disks are unmounted.
         let ends =
             ["After=quorate-boot.service local-fs.target", "Before=shutdown.target", "Conflicts=shutdown.target"];
         for line in needed.into_iter().chain(ends) {
@@ -267,7 +267,7 @@ mod tests {
         assert!(profile("10.0.0.1".parse().unwrap()).contains("ETCDCTL_ENDPOINTS=https://10.0.0.1:2379 "));
         let text = profile("fd00::1".parse().unwrap());
         assert!(text.contains("ETCDCTL_ENDPOINTS=https://[fd00::1]:2379 "));
-        // A shell reads it without complaint.
+        // A shell reads it without an error.
         let checked = std::process::Command::new("sh").args(["-n", "-c", &text]).status().unwrap();
         assert!(checked.success(), "{text}");
     }

@@ -1,6 +1,6 @@
-//! The seed disk: found by its label, mounted read-only for a moment, and read. Once a machine has been told what it is, it
-//! boots without the disk too. A config drive of OpenStack is such a disk, on which the files have numbers instead of names. On EC2 user
-//! data takes the disk's place.
+//! The seed disk: found by its label, mounted read-only for a moment, and read. Once a machine has its settings, it also boots without
+//! the disk. A config drive of OpenStack is such a disk, on which files have numbers instead of names. On EC2, user data replaces the
+//! disk.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -18,19 +18,19 @@ use crate::{AgentError, files};
 
 /// Where the disk is mounted for a moment.
 const MOUNT: &str = "run/quorate/seed-disk";
-/// What this machine was told at its last boot.
+/// The seed of this machine's last boot.
 const KNOWN: &str = "var/lib/quorate/machine.json";
 const FIRST_WAIT: Duration = Duration::from_secs(60);
-/// A machine that knows what it is does not need the disk.
+/// A machine with a stored seed does not need the disk.
 const LATER_WAIT: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(50);
 const SECTOR: usize = 512;
 /// The label of a config drive.
 const CONFIG_DRIVE: &str = "config-2";
-/// What a config drive says of its files, and where they are.
+/// The index of a config drive's files.
 const CONFIG_DIRECTORY: &str = "openstack";
 const CONFIG_METADATA: &str = "latest/meta_data.json";
-/// Where a CD-ROM is described, and where its label is in that.
+/// The offset of a CD-ROM's descriptor, and of the label in it.
 const CD_DESCRIPTION: u64 = 16 * 2048;
 const CD_LABEL: std::ops::Range<usize> = 40..72;
 
@@ -47,7 +47,7 @@ impl SeedFiles {
         SeedFiles { seed, machine, program }
     }
 
-    /// On a disk, which may be a config drive. One without the files was made by somebody else.
+    /// On a disk, which may be a config drive. One without the files is not quorate's.
     fn on_disk(directory: &Path) -> Option<Self> {
         let files = Self::of(directory);
         if files.seed.exists() {
@@ -75,13 +75,13 @@ impl SeedFiles {
     }
 }
 
-/// What a machine is told.
+/// The settings of a machine.
 pub(super) struct Told {
     pub(super) seed: Seed,
-    /// The same as it was written: a newer agent may read more in it than this one.
+    /// The same as written: a newer agent may understand more of it than this one.
     pub(super) seed_text: Vec<u8>,
     pub(super) machine: Machine,
-    /// Where the machine was described, for errors.
+    /// The source of the settings, for errors.
     pub(super) from: PathBuf,
     /// The program, if one came with it.
     pub(super) program: Option<PathBuf>,
@@ -91,12 +91,12 @@ pub(super) struct Told {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) struct Known {
     machine: Machine,
-    /// Whose seed it was: cluster id, member and incarnation.
+    /// The owner of the seed: cluster id, member and incarnation.
     whose: (String, String, u64),
 }
 
 impl Boot<'_> {
-    /// What the machine is to be. Where it has the disk, the seed is put where the agent looks for it.
+    /// Reads the machine's settings. With a disk, the seed is copied to where the agent reads it.
     pub(super) fn read_seed(&self, from: Option<&Path>) -> Result<Machine, AgentError> {
         let known = self.known()?;
         let placed = Some(self.path(PLACED_SEED)).filter(|placed| placed.join(SEED_FILE).exists());
@@ -119,7 +119,7 @@ impl Boot<'_> {
         }
     }
 
-    /// A machine that knows what it is does not depend on the service: it boots when nothing, or nonsense, answers in its place.
+    /// A machine with a stored seed does not depend on the service: it boots even if nothing, or nonsense, answers.
     pub(super) fn read_user_data(&self, service: &str, known: Option<Known>) -> Result<Machine, AgentError> {
         let wait = if known.is_some() { LATER_WAIT } else { FIRST_WAIT };
         let told = metadata::read(service, wait).and_then(|told| {
@@ -182,7 +182,7 @@ fn parse<T: serde::de::DeserializeOwned>(path: &Path, text: &[u8]) -> Result<T, 
     serde_json::from_slice(text).map_err(|source| AgentError::Unreadable { path: path.to_owned(), source })
 }
 
-/// udev finds every kind of disk by its label, but comes to it late in a boot; one of ours is known by its first sector.
+/// udev finds every disk by its label, but late in a boot; quorate's disks are recognized by their first sector.
 fn find_disk(wait: Duration) -> Option<PathBuf> {
     let by_label = Path::new("/dev/disk/by-label");
     let named = [SEED_LABEL, &SEED_LABEL.to_uppercase(), CONFIG_DRIVE].map(|label| by_label.join(label));

@@ -212,7 +212,7 @@ fn a_volume_of_ebs_is_found_by_its_id() {
 }
 
 #[test]
-fn a_disk_with_the_data_of_another_cluster_is_refused_and_let_go() {
+fn a_disk_with_the_data_of_another_cluster_is_refused_and_unmounted() {
     let scene = Scene::new(WITH_DISK);
     scene.disk(b"ext4");
     let formatted = &[("mountpoint", (1, "")), ("blkid", (0, "USAGE=filesystem\nTYPE=ext4\n"))];
@@ -243,7 +243,7 @@ fn a_disk_whose_file_system_was_half_made_is_made_again() {
 }
 
 #[test]
-fn a_mounted_disk_is_not_looked_at_again() {
+fn a_mounted_disk_is_not_examined_again() {
     let scene = Scene::new(WITH_DISK);
     let tools = Noted::default();
     scene.boot(&tools, false).unwrap();

@@ -1,5 +1,4 @@
-//! The programs of a system that a boot makes use of. Below another root than `/` none is run: that would change the wrong
-//! system.
+//! System programs that a boot uses. None of them runs when the root is not `/`, because it would change the wrong system.
 
 use std::io::Write;
 use std::path::Path;
@@ -42,7 +41,7 @@ impl Tools for OfThisSystem {
         let mut child =
             command.args(args).stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(failed)?;
         if let (Some(input), Some(mut stdin)) = (input, child.stdin.take()) {
-            // One that ends without reading says so by its code.
+            // If it exits without reading, its exit code says so.
             let _ = stdin.write_all(input.as_bytes());
         }
         let output = child.wait_with_output().map_err(failed)?;

@@ -1,8 +1,8 @@
-//! etcd's certificates under kubeadm's names, in a directory that others may use too.
+//! etcd's certificates under kubeadm's names, in a directory that other programs may use too.
 //!
-//! Each name is a link into a set of files next to it, and the link to that set is exchanged in one instant, as a kubelet does it for the
-//! volumes of Secrets. So certificate and key always belong together, also for a pod that has the directory mounted. A name that is no such
-//! link belongs to somebody else: it is never replaced and never removed.
+//! Each name is a link into a set of files next to it, and the link to that set is switched atomically, as a kubelet does for volumes of
+//! Secrets. So certificate and key always match, also for a pod that has mounted the directory. A name that is not such a link belongs to
+//! another program: it is never replaced or removed.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -15,10 +15,10 @@ use crate::AgentError;
 use crate::error::Obstacle;
 use crate::files::{self, Owner};
 
-/// The link to the set in use; sets are called so too, with a digest behind it.
+/// The link to the set in use; sets have the same name with a digest appended.
 const SET: &str = ".quorate";
 
-/// Looks for whatever is in the way of files with these names that this user must read.
+/// Checks for obstacles to files with these names that this user must read.
 pub(crate) fn obstacle<'a>(
     root: &Path,
     directory: &Path,
@@ -47,7 +47,7 @@ pub(crate) fn obstacle<'a>(
     })
 }
 
-/// A directory on the way that this user cannot pass. Those that are missing are made passable.
+/// A parent directory that this user cannot enter. Missing ones are created accordingly.
 fn closed_to(root: &Path, directory: &Path, user: u32) -> Option<PathBuf> {
     let within = directory.ancestors().take_while(|above| *above != root);
     let passable = |found: &fs::Metadata| user == 0 || found.uid() == user || found.permissions().mode() & 0o001 != 0;
@@ -60,7 +60,7 @@ fn is_ours(path: &Path) -> bool {
     fs::read_link(path).is_ok_and(|target| target == Path::new(SET).join(name))
 }
 
-/// Puts this set in place, and removes whatever an earlier one had.
+/// Installs this set, and removes files of an earlier one.
 pub(super) fn put(directory: &Path, set: &[Entry<'_>]) -> Result<(), AgentError> {
     let names: BTreeSet<&str> = set.iter().map(|entry| entry.name.as_str()).collect();
     for path in names.iter().map(|name| directory.join(name)) {
@@ -92,7 +92,7 @@ fn show(path: &Path) -> Result<(), AgentError> {
     }
 }
 
-/// Removes all that is ours, and directories that are empty then.
+/// Removes all of quorate's files, and directories that are empty then.
 pub(super) fn clear(root: &Path, directory: &Path) -> Result<(), AgentError> {
     if !directory.join(SET).is_symlink() {
         return Ok(());
@@ -107,7 +107,7 @@ pub(super) fn clear(root: &Path, directory: &Path) -> Result<(), AgentError> {
     Ok(())
 }
 
-/// Removes those links and sets of ours whose name is none to be kept.
+/// Removes quorate's other links and sets.
 fn remove(directory: &Path, goes: impl Fn(&str) -> bool) -> Result<(), AgentError> {
     for entry in fs::read_dir(directory).map_err(AgentError::file("list", directory))?.flatten() {
         let (path, name) = (entry.path(), entry.file_name());
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_else_put_there_is_neither_replaced_nor_removed() {
+    fn files_of_other_tools_are_neither_replaced_nor_removed() {
         let root = tempfile::tempdir().unwrap();
         let directory = root.path().join("etc/kubernetes/pki/etcd");
         fs::create_dir_all(&directory).unwrap();

@@ -1,10 +1,10 @@
-//! Frames: what travels on a line, as bytes without a zero, ended by one.
+//! Frames: data on a line, as bytes without a zero, ended by one.
 
 /// The most bytes of a stream in one frame.
 pub(super) const PAYLOAD: usize = 4096;
 /// Number of the stream, kind, and length of what follows.
 const HEAD: usize = 8 + 1 + 2;
-/// Longer than any frame can be: what continues for so long without a zero is none.
+/// Longer than any frame can be: bytes that continue this long without a zero are not a frame.
 pub(super) const LONGEST: usize = HEAD + PAYLOAD + (HEAD + PAYLOAD) / 254 + 2;
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -20,7 +20,7 @@ pub(super) enum What {
     /// And is heard.
     Accept,
     Data(Vec<u8>),
-    /// So many bytes were taken, and as many more may come.
+    /// This many bytes were read, so as many more may be sent.
     Taken(u32),
     /// Nothing more comes from this side.
     End,
@@ -47,7 +47,7 @@ impl Frame {
         stuff(&plain)
     }
 
-    /// Of the bytes between two zeros. None: these are no frame, or not all of one.
+    /// Parses the bytes between two zeros. None: not a complete frame.
     pub(super) fn decode(stuffed: &[u8]) -> Option<Frame> {
         let plain = unstuff(stuffed)?;
         let (head, payload) = plain.split_at_checked(HEAD)?;
@@ -59,7 +59,7 @@ impl Frame {
         let what = match (head[8], payload) {
             (0, []) => What::Open,
             (1, []) => What::Accept,
-            // Nothing costs no window, so that any number of it would have to be kept.
+            // An empty frame uses no window, so any number of them would have to be kept.
             (2, bytes @ [_, ..]) => What::Data(bytes.to_vec()),
             (3, count) => What::Taken(u32::from_be_bytes(count.try_into().ok()?)),
             (4, []) => What::End,
@@ -147,7 +147,7 @@ mod tests {
     mod fuzz {
         use super::*;
 
-        /// What is read as a frame is one: written again, it is the same.
+        /// What is parsed as a frame is one: written again, it is the same.
         #[test]
         fn frames() {
             let frame = |what| Frame { stream: 7, what }.encode();

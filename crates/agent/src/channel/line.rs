@@ -16,38 +16,38 @@ use tokio::time::timeout;
 use super::frame::{Frame, LONGEST, PAYLOAD, What};
 use super::{NOBODY_THERE, Stream};
 
-/// How much of a stream may be under way and not taken yet.
+/// How much of a stream may be in flight and unread.
 const WINDOW: usize = 64 << 10;
 /// How many streams a guest serves at once. More are refused: only a confused host needs them.
 const STREAMS: usize = 32;
-/// How long the one direction of a stream outlives the other. Nobody here speaks on after hanging up.
+/// How long one direction of a stream outlives the other. No peer here sends after closing its side.
 const LINGER: Duration = Duration::from_secs(5);
 /// How many answers may wait to be sent. They are small, and come one for each frame of the other side.
 const ANSWERS: usize = 1024;
 
 pub(super) struct Line {
-    /// What streams say, in its order.
+    /// Frames of streams, in order.
     out: mpsc::Sender<Frame>,
-    /// What the line itself says, ahead of that. Anyone who reads the line never waits for room in either: with both sides waiting
-    /// for the other to read, nothing would ever move.
+    /// Frames of the line itself, sent first. The reader of a line never waits for room in either queue: if both sides waited for
+    /// the other to read, they would block each other.
     answers: mpsc::Sender<Frame>,
     streams: Mutex<BTreeMap<u64, Open>>,
     /// Nothing comes in any more. Changed with the streams locked.
     is_cut: AtomicBool,
-    /// Where streams go that the other side opens; none here means that it may not.
+    /// The receiver of streams that the other side opens; none: it may not open any.
     coming: Option<mpsc::Sender<Stream>>,
     tasks: Mutex<Vec<AbortHandle>>,
 }
 
-/// What the line knows of a stream.
+/// The line's state of a stream.
 struct Open {
-    /// Told when the other side has accepted.
+    /// Notified when the other side has accepted.
     accepted: Option<oneshot::Sender<()>>,
-    /// What came for it. It holds no more than a window, as the other side stops there.
+    /// Received data. It holds at most a window, because the other side stops there.
     inbox: Option<mpsc::UnboundedSender<Vec<u8>>>,
     /// How many bytes may still be sent.
     credit: Arc<Semaphore>,
-    /// What has come and not been taken: beyond a window, the other side breaks the rules.
+    /// Received and unread bytes: beyond a window, the other side breaks the protocol.
     waiting: Arc<Mutex<usize>>,
 }
 
@@ -59,7 +59,7 @@ impl Drop for Open {
 }
 
 impl Line {
-    /// The host's side ends when it is dropped; the guest's lives for as long as somebody takes its streams.
+    /// The host's side ends when it is dropped; the guest's lives while its streams are accepted.
     pub(super) fn start(
         read: impl AsyncRead + Send + Unpin + 'static,
         write: impl AsyncWrite + Send + Unpin + 'static,
@@ -193,7 +193,7 @@ impl Line {
         true
     }
 
-    /// Only the guest is come to.
+    /// Only the guest accepts streams.
     fn let_in(self: &Arc<Self>, number: u64) {
         let Some(coming) = &self.coming else { return };
         let full = {
@@ -217,7 +217,7 @@ impl Line {
         streams.clear();
     }
 
-    /// The other side has hung up: nobody will ever read what streams still say.
+    /// The other side has disconnected: nothing will read what streams still send.
     fn forget_all(&self) {
         self.streams.lock().expect("no holder panics").clear();
     }
@@ -231,7 +231,7 @@ impl Drop for Line {
     }
 }
 
-/// Hands frames over until the line is cut. What is between two zeros and no frame is dropped.
+/// Dispatches frames until the line is cut. Bytes between two zeros that are not a frame are dropped.
 async fn listen(line: &Weak<Line>, mut read: impl AsyncRead + Unpin, serves: bool) -> io::Result<()> {
     let mut bytes = vec![0; LONGEST];
     let mut frame = Vec::with_capacity(LONGEST);
@@ -276,7 +276,7 @@ async fn send(
             Some(frame) = frames.recv() => frame,
             else => return,
         };
-        // What somebody else may have left unfinished ends here.
+        // Ends a partial frame of an earlier connection.
         let mut next = vec![0];
         next.extend(frame.encode());
         let written = async {
@@ -298,7 +298,7 @@ async fn send(
 async fn carry_out(line: &Weak<Line>, number: u64, mut read: ReadHalf<DuplexStream>, credit: Arc<Semaphore>) {
     let mut bytes = vec![0; PAYLOAD];
     loop {
-        // At most as much as may be sent is read, so that nothing is held here.
+        // Reads at most as much as may be sent, so nothing is held here.
         let Ok(first) = credit.acquire().await else { return };
         let Ok(count @ 1..) = read.read(&mut bytes).await else { break };
         first.forget();

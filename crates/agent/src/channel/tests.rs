@@ -134,7 +134,7 @@ async fn half_a_frame_of_an_earlier_host_is_dropped() {
 }
 
 #[tokio::test]
-async fn after_all_streams_are_gone_another_process_gets_the_line() {
+async fn another_process_gets_the_line_after_all_streams_have_ended() {
     let directory = Ground::new().echo();
     let line = directory.path().join("line");
     for round in 0..3_u8 {
@@ -173,7 +173,7 @@ async fn a_machine_that_was_off_is_reached_again() {
 
 /// A named pipe hangs up when its writer goes and takes the next, as a port does with hosts.
 #[tokio::test]
-async fn a_port_that_waits_for_what_its_next_host_says_rests() {
+async fn a_port_that_waits_for_its_next_host_is_idle() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("port");
     rustix::fs::mkfifoat(rustix::fs::CWD, &path, Mode::RUSR | Mode::WUSR).unwrap();

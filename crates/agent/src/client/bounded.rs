@@ -1,5 +1,5 @@
-//! Answers of an agent with every text in them cut to a length. They end up in ledgers, histories and on terminals, and one agent that is
-//! not ours any more could fill them all.
+//! Limits the length of every text in an agent's answers. They end up in ledgers, histories and on terminals, and one compromised agent
+//! could fill them all.
 
 use quorate_core::text::cut;
 use serde::de::{DeserializeOwned, Error};

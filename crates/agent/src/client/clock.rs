@@ -1,5 +1,5 @@
-//! Clocks that differ: an agent that takes the controller's certificate for expired, or not valid yet, says no more than
-//! that. Its health page tells the time, so the difference can be named.
+//! Clock differences. An agent whose clock is wrong rejects the controller's certificate as expired, or not valid yet,
+//! and says nothing more. Its health page shows the time, so the difference can be reported.
 
 use std::error::Error;
 use std::io;
@@ -18,7 +18,7 @@ use crate::dial::Dial;
 const PATIENCE: Duration = Duration::from_secs(1);
 const MOST: usize = 4096;
 
-/// What TLS said on the other side, if that is why a connection ended.
+/// The other side's TLS alert, if it ended the connection.
 pub(super) fn alert(error: &(dyn Error + 'static)) -> Option<AlertDescription> {
     let mut cause = Some(error);
     while let Some(error) = cause {

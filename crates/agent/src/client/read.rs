@@ -1,5 +1,5 @@
-//! Reading a machine's etcd through its agent. What comes in is taken at the reader's pace: anyone who takes nothing holds up etcd,
-//! and dropping a stream ends the call there.
+//! Reads a machine's etcd through its agent. Data arrives at the reader's pace: a reader that stops holds up etcd's call, and
+//! dropping a stream ends it.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -23,14 +23,14 @@ use super::{AgentClient, ClientError, Connection, LONGEST_COMPLAINT, in_time, wh
 use crate::api::frame::{self, HEAD, Kind};
 use crate::api::{ReadEnd, ReadFailure, path};
 
-/// An agent that waits for etcd says so more often.
+/// An agent that waits for etcd reports this more often.
 const SILENCE: Duration = Duration::from_secs(4 * frame::HEARTBEAT.as_secs());
 
-/// Ends with the first error, and without one only where etcd has said all.
+/// Ends with the first error, or without one when etcd's answer is complete.
 pub type Answers<T> = BoxStream<'static, Result<T, ClientError>>;
 
 impl AgentClient {
-    /// etcd's database as it comes, with its SHA-256 as the last 32 bytes.
+    /// etcd's database as it arrives, with its SHA-256 as the last 32 bytes.
     pub async fn snapshot(&self) -> Result<Answers<Bytes>, ClientError> {
         let messages = self.messages(ReadMethod::Snapshot, &SnapshotRequest {}).await?;
         let step = async |mut messages: Messages| {
@@ -40,9 +40,9 @@ impl AgentClient {
         Ok(try_unfold(messages, step).boxed())
     }
 
-    /// All changes of all keys from this revision on, with signs of progress in between. It is accepted by etcd when it is
-    /// handed out, and ends with an error only; from a compacted revision, with that as the first item. A large answer is cut
-    /// into several: all but the last bear `fragment`, and a revision may continue from one to the next.
+    /// All changes of all keys from this revision on, with signs of progress in between. It is accepted by etcd when it is handed out, and
+    /// ends with an error only; from a compacted revision, with that as the first item. A large answer is cut into several: all but the
+    /// last have `fragment` set, and a revision may continue from one to the next.
     pub async fn changes(&self, from: i64) -> Result<Answers<WatchResponse>, ClientError> {
         let create = WatchCreateRequest {
             // From the lowest key to no end.
@@ -144,7 +144,7 @@ struct Messages {
 }
 
 impl Messages {
-    /// `None` when etcd has said all.
+    /// `None` when etcd's answer is complete.
     async fn next<A: Message + Default>(&mut self) -> Result<Option<A>, ClientError> {
         loop {
             let (kind, content) = self.frame().await?;
@@ -167,7 +167,7 @@ impl Messages {
         }
     }
 
-    /// Takes in the end of the body too: the connection is free for another request then.
+    /// Also reads the end of the body: the connection can then be reused.
     async fn end(&mut self, content: &[u8]) -> Result<(), ClientError> {
         let Bounded(end) = serde_json::from_slice(content).map_err(|error| self.protocol(&error.to_string()))?;
         match end {

@@ -1,5 +1,5 @@
-//! Sending a file to a machine: a snapshot, or a new program. Its bytes are sent only once the agent has agreed to take them, and are
-//! read a little at a time.
+//! Sends a file to a machine: a snapshot, or a new program. The file is sent in small pieces, and only after the agent has accepted
+//! it.
 
 use std::io;
 use std::pin::Pin;
@@ -20,11 +20,11 @@ use super::{AgentClient, ClientError, ORDER};
 use crate::api::{self, UploadRequest, path};
 
 const PIECE: usize = 1 << 20;
-/// In bytes per second. What is slower does not move.
+/// In bytes per second. Anything slower counts as stalled.
 const SLOWEST: u64 = 1 << 20;
 
 impl AgentClient {
-    /// Sends a snapshot, which the agent keeps if length and SHA-256 are as announced. One that is there already is not sent.
+    /// Sends a snapshot, which the agent keeps if length and SHA-256 are as announced. An existing one is not sent again.
     pub async fn stage(
         &self,
         request: &UploadRequest,
@@ -40,7 +40,7 @@ impl AgentClient {
         content: impl AsyncRead + Send + Unpin + 'static,
     ) -> Result<(), ClientError> {
         let sent = self.upload(path::PROGRAM, request, content).await;
-        // What answers from now on is another process.
+        // Another process answers from now on.
         self.idle.lock().expect("no holder panics").clear();
         sent
     }

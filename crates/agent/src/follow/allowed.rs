@@ -1,15 +1,15 @@
-//! What a configuration of fluent-bit that comes from elsewhere may ask for. Anyone who writes it is not root on this machine: it may
-//! read what fluent-bit's own user can read and send it over the network. It may not run programs, load code, or write files other
-//! than fluent-bit's own state.
+//! What a configuration of fluent-bit from another etcd may contain. Its author is not root on this machine: it may read what fluent-bit's
+//! own user can read and send it over the network. It may not run programs, load code, or write files other than fluent-bit's own state.
 //!
-//! Only what is listed is accepted (`options`), and only in the part of fluent-bit's grammar that its versions read alike: what
-//! fluent-bit reads must be what was checked here. The remarks below say how it reads; see flb_cf_fluentbit.c and, before 1.9, mk_rconf.c.
+//! Only listed items are accepted (`options`), and only the part of fluent-bit's grammar that all its versions read in the same way:
+//! fluent-bit must read exactly what was checked here. The comments below describe its parser; see flb_cf_fluentbit.c and, before 1.9,
+//! mk_rconf.c.
 
 mod options;
 
 use std::collections::BTreeMap;
 
-/// Where included files may be. fluent-bit looks for a relative path in its working directory first.
+/// The directory of included files. fluent-bit resolves a relative path in its working directory first.
 const OWN: &str = "/etc/fluent-bit-customization/";
 /// Brought by fluent-bit's package.
 const PACKAGED_PARSERS: &str = "/etc/fluent-bit/parsers.conf";
@@ -153,7 +153,7 @@ fn check_section(section: &Section) -> Result<(), String> {
     Ok(())
 }
 
-/// What an entry may name beyond the network. fluent-bit replaces `${…}` in values, so none of these may hold any.
+/// The files that an entry may name. fluent-bit replaces `${…}` in values, so none of these may contain any.
 fn check_value(key: &str, value: &str) -> Result<(), String> {
     match key {
         "parsers_file" if value == PACKAGED_PARSERS => Ok(()),
@@ -167,13 +167,13 @@ fn check_value(key: &str, value: &str) -> Result<(), String> {
     }
 }
 
-/// A name that leads nowhere else: neither `..` nor a pattern that matches it, such as `.*`.
+/// A name that stays in the directory: neither `..` nor a pattern that matches it, such as `.*`.
 fn is_plain(name: &str) -> bool {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
     !name.is_empty() && !name.starts_with('.') && name.chars().all(plain)
 }
 
-/// Files of this very configuration, and our own pieces.
+/// Files of this configuration, and quorate's own files.
 fn check_configuration(path: &str) -> Result<(), String> {
     let below = path.strip_prefix(OWN).filter(|below| below.ends_with(CONFIGURATION));
     let is_inside = |below: &str| below.split('/').all(|part| is_plain(&part.replace('*', "x")));

@@ -1,4 +1,4 @@
-//! All files of fluent-bit's configuration, as one: checked by fluent-bit itself, put in place in one instant, known by a digest.
+//! All files of fluent-bit's configuration as a unit: checked by fluent-bit itself, put in place atomically, identified by a digest.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::chown;
@@ -15,7 +15,7 @@ use crate::host::{LOG_READER, find_below};
 use crate::services::systemd::{owner_in, run};
 use crate::{AgentError, files};
 
-/// Where fluent-bit finds them: a link to the set in use.
+/// fluent-bit's path: a link to the set in use.
 pub(crate) const DIRECTORY: &str = "etc/fluent-bit-customization/dynamic-config";
 /// Where fluent-bit begins to read.
 pub(crate) const INDEX: &str = "index.conf";
@@ -62,7 +62,7 @@ impl Set {
         hex(&digest.finalize()[..8])
     }
 
-    /// Takes effect only where it differs from what fluent-bit runs with.
+    /// Takes effect only if it differs from fluent-bit's current configuration.
     pub(super) async fn put(&self, root: &Path) -> Result<(), AgentError> {
         let digest = self.digest();
         let link = root.join(DIRECTORY);
@@ -129,7 +129,7 @@ impl Set {
     }
 }
 
-/// Whom fluent-bit runs as, where that user exists.
+/// fluent-bit's user, if it exists.
 fn reader(root: &Path) -> Option<Owner> {
     owner_in(&std::fs::read_to_string(root.join("etc/passwd")).ok()?, LOG_READER)
 }
@@ -139,7 +139,7 @@ pub(crate) fn start_over(root: &Path) -> Result<(), AgentError> {
     files::remove(&root.join(STARTED_WITH))
 }
 
-/// What is left of a configuration that is followed no more.
+/// Leftovers of a configuration that is no longer followed.
 pub(crate) fn forget(root: &Path) -> Result<(), AgentError> {
     let link = root.join(DIRECTORY);
     files::remove(&link)?;

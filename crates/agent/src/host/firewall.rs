@@ -1,5 +1,5 @@
-//! The rules of nftables: a separate table, replaced as a whole in one instant. What is not named is refused, and told so, so
-//! that anyone who is kept out does not wait.
+//! The rules of nftables: a separate table, replaced atomically. Other connections are rejected, not dropped, so that clients
+//! do not wait for a timeout.
 
 use quorate_core::model::Opening;
 

@@ -1,4 +1,4 @@
-//! fluent-bit's configuration, in pieces at fixed places, so that a configuration from elsewhere can include them.
+//! fluent-bit's configuration, in separate files at fixed paths, so that a configuration from another etcd can include them.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ const OUTPUT: &str = "etc/fluent-bit-customization/default-config/fluent-bit-out
 const SERVICE: &str = "etc/fluent-bit-customization/default-config/fluent-bit-service.conf";
 pub(super) const INPUTS: &str = "etc/fluent-bit-customization/default-config/fluent-bit-inputs.conf";
 const CA: &str = "etc/fluent-bit-customization/forward-ca.crt";
-/// Where fluent-bit's own packages look.
+/// The directory of fluent-bit's packages.
 const MAIN: &str = "etc/fluent-bit/fluent-bit.conf";
 pub(super) const UNIT: &str = "etc/systemd/system/fluent-bit.service.d/quorate.conf";
 /// All that may be written.
@@ -42,7 +42,7 @@ pub(super) fn render(config: &LogForwardingConfig) -> Vec<Piece> {
     pieces
 }
 
-/// A configuration that is kept elsewhere includes of the pieces what it likes.
+/// A configuration in another etcd includes any of these files.
 fn main(config: &LogForwardingConfig) -> String {
     match config.from_etcd {
         Some(_) => format!("{MARK}@INCLUDE /{}/{}\n", follow::DIRECTORY, follow::INDEX),
@@ -86,7 +86,7 @@ fn inputs(config: &LogForwardingConfig) -> String {
     sections.join("\n")
 }
 
-/// What is on disk is sent in the end, however long the receiver is away.
+/// Logs on disk are sent eventually, however long the receiver is unavailable.
 fn output(config: &ForwardConfig) -> String {
     let (port, ca) = (config.port.to_string(), format!("/{CA}"));
     let most = config.buffer.map(|bytes| bytes.to_string());

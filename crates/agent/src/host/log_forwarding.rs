@@ -1,4 +1,4 @@
-//! Puts fluent-bit's configuration in place, and follows one that is kept elsewhere by a separate unit.
+//! Puts fluent-bit's configuration in place, or starts a separate unit that follows one in another etcd.
 
 use quorate_core::model::{HostConfig, LogForwardingConfig, LogSourceConfig};
 

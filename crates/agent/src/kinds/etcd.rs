@@ -1,4 +1,4 @@
-//! The etcd of this machine: its data, its starts and ends, what it says of itself, and the orders that go through it.
+//! The etcd of this machine: its data, starting and stopping it, its status, and the orders that use it.
 
 mod access;
 mod auth;

@@ -1,6 +1,6 @@
-//! The PostgreSQL of this machine, under Patroni: its data, its starts and ends, what Patroni says of it, and the orders that go through it.
+//! The PostgreSQL of this machine, under Patroni: its data, starting and stopping it, its status, and the orders that use it.
 //!
-//! Patroni never creates data here. The agent creates the first data of a cluster itself, once; every other member clones it.
+//! Patroni never creates data here. The agent creates the first data of a cluster, once; every other member clones it.
 
 mod backup;
 mod catalog;

@@ -1,5 +1,5 @@
-//! A service as a child process in its own process group, which outlives the agent: a later agent finds it by process id and start
-//! time. When it ends by itself it is started again, after pauses that grow.
+//! A service as a child process in a separate process group, which outlives the agent: a later agent finds it by process id and
+//! start time. When it exits by itself, it is restarted after growing pauses.
 
 use std::fs;
 use std::os::fd::OwnedFd;

@@ -1,5 +1,5 @@
-//! A service that is run either by this machine's usual supervisor or by its kubelet, as each start says. Never by both: what one of them
-//! runs is ended before the other one starts it.
+//! A service that runs either under this machine's usual supervisor or under its kubelet, as each start says; never both. What one of
+//! them runs is stopped before the other one starts it.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,5 +1,5 @@
 //! A service under systemd, on machines. The unit is rewritten at each start and is not enabled: after a boot the agent
-//! starts it. A service that makes its data at its first start is refused by systemd itself where there is none.
+//! starts it. If a service creates data at its first start, systemd itself refuses to start it where that data is missing.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn the_unit_never_founds_a_cluster_unless_told_to() {
+    fn the_unit_never_bootstraps_a_cluster_without_an_order() {
         let unit = unit(&launch(), &etcd::profile(&layout()), &layout()).unwrap();
         let has = |line: &str| assert!(unit.lines().any(|l| l == line), "{line} is not in\n{unit}");
         has("ExecStart=\"/opt/etcd/etcd\" \"--name=etcd-1\" \"--log-level=a \\\"b\\\" 5%%\" $QUORATE_FORMATION");
@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_systemd_that_fails_or_is_silent_has_not_said_that_etcd_is_stopped() {
+    async fn a_failing_or_silent_systemd_does_not_mean_that_etcd_is_stopped() {
         let root = tempfile::tempdir().unwrap();
         let layout = Layout::new(root.path()).unwrap();
         let systemd = Systemd { profile: etcd::profile(&layout), layout, seen: Mutex::default() };

@@ -1,4 +1,4 @@
-//! States that older programs wrote, in the form of this one.
+//! Converts states of older programs to the current form.
 
 use serde_json::{Map, Value, json};
 

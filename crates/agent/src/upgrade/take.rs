@@ -1,4 +1,4 @@
-//! How an agent takes in its next program, and how that one takes its place.
+//! How an agent receives its next program, and how that program takes its place.
 
 use std::fs;
 use std::io;

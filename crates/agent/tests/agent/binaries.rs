@@ -1,4 +1,4 @@
-//! Where etcd comes from: the PATH, a path, an archive from a server of the test's own.
+//! Sources of etcd: the PATH, a path, and an archive from a server of the test.
 
 use std::fs;
 use std::io::{Read, Write};

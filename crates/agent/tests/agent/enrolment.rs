@@ -1,4 +1,4 @@
-//! Who may speak to an agent, and how it comes to know its controller.
+//! Which clients an agent accepts, and how it comes to know its controller.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -96,7 +96,7 @@ async fn an_agent_whose_clock_is_ahead_of_its_token_can_be_enrolled() {
 }
 
 #[tokio::test]
-async fn a_certificate_for_another_key_or_name_or_from_another_ca_is_not_taken() {
+async fn a_certificate_for_another_key_or_name_or_from_another_ca_is_refused() {
     let machine = Machine::new().await;
     let client = machine.client();
     let (answer, _) = client.enrol(&request(KeyAlgorithm::P256)).await.unwrap();
@@ -215,7 +215,7 @@ async fn too_much_or_too_strange_a_request_is_refused_and_the_agent_lives() {
 }
 
 #[tokio::test]
-async fn an_agent_whose_certificate_ran_out_is_still_known_and_can_be_given_another() {
+async fn an_agent_with_an_expired_certificate_is_still_known_and_gets_a_new_one() {
     let machine = Machine::new().await;
     let (answer, _) = machine.client().enrol(&request(KeyAlgorithm::P256)).await.unwrap();
     let own = &answer.requests[&CertificateUse::Agent];

@@ -130,7 +130,7 @@ async fn etcd_is_brought_back_with_its_agent_when_both_were_killed() {
 }
 
 #[tokio::test]
-async fn an_etcd_whose_agent_ended_before_noting_it_is_found_even_when_another_is_wished_by_now() {
+async fn an_etcd_that_a_killed_agent_did_not_record_is_found_even_if_another_is_wanted_now() {
     let (mut machine, client) = Machine::ready().await;
     machine.start_etcd(&client, "t-1").await.unwrap();
     machine.healthy(&client).await;
@@ -185,7 +185,7 @@ async fn lost_data_is_never_taken_for_a_fresh_disk() {
 }
 
 #[tokio::test]
-async fn an_etcd_that_lost_its_data_while_running_does_not_found_a_cluster_of_its_own() {
+async fn an_etcd_that_lost_its_data_while_running_does_not_start_a_second_cluster() {
     let (machine, client) = Machine::ready().await;
     machine.start_etcd(&client, "t-1").await.unwrap();
     machine.healthy(&client).await;
@@ -200,7 +200,7 @@ async fn an_etcd_that_lost_its_data_while_running_does_not_found_a_cluster_of_it
 }
 
 #[tokio::test]
-async fn data_dies_only_by_its_own_name() {
+async fn data_is_deleted_only_by_its_own_name() {
     let (machine, client) = Machine::ready().await;
     machine.start_etcd(&client, "t-1").await.unwrap();
     machine.healthy(&client).await;

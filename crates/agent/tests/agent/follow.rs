@@ -1,5 +1,5 @@
-//! fluent-bit's configuration, followed in a real etcd over TLS, by certificate and by password. fluent-bit itself and systemd are not at
-//! hand in a test: programs stand in for them that note how they were called, and refuse what fluent-bit would.
+//! fluent-bit's configuration, followed in a real etcd over TLS, by certificate and by password. Substitutes stand in for fluent-bit and
+//! systemd: they record their calls, and refuse what fluent-bit would refuse.
 
 use std::collections::BTreeSet;
 use std::fs;

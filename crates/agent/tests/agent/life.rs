@@ -1,4 +1,4 @@
-//! etcd under its agent when its program is exchanged or missing, when its data is replaced, and when nobody knows of it.
+//! etcd under its agent when its program is replaced or missing, when its data is replaced, and when the agent does not know it.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -82,7 +82,7 @@ async fn a_program_that_was_exchanged_is_not_started_and_one_that_is_put_back_is
 }
 
 #[tokio::test]
-async fn a_config_whose_etcd_is_not_there_is_not_taken_and_a_boot_starts_what_ran_before() {
+async fn a_config_without_its_etcd_is_refused_and_a_boot_starts_what_ran_before() {
     let (mut machine, client) = Machine::ready().await;
     machine.start_etcd(&client, "t-1").await.unwrap();
     machine.healthy(&client).await;

@@ -1,4 +1,4 @@
-//! What the agent reads in etcd's own log while etcd does not run, and what follows from it.
+//! What the agent reads in etcd's log on disk while etcd does not run, and the consequences.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -197,7 +197,7 @@ async fn older_data_is_found_also_after_a_crash_and_a_whole_cluster_comes_up_at_
     order(client, 1, start).await.unwrap();
     machine.healthy(client).await;
     put(machine, 50).await;
-    // Swapped while it runs, as far as etcd can bear it, and killed.
+    // Swapped while it runs, as far as etcd tolerates it, and killed.
     machine.signal_etcd(Signal::STOP);
     fs::rename(machine.data(), machine.directory.path().join("true")).unwrap();
     copy(&copied, &machine.data());

@@ -1,4 +1,4 @@
-//! Members that come and go while real etcds run.
+//! Members that join and leave while real etcd processes run.
 
 use std::time::Duration;
 
@@ -116,7 +116,7 @@ async fn one_becomes_three_and_one_again() {
 }
 
 #[tokio::test]
-async fn a_learner_tells_its_status_where_users_log_in_by_password() {
+async fn a_learner_reports_its_status_with_password_logins() {
     for version in VERSIONS {
         eprintln!("etcd {version}");
         let mut config = config_of(version);

@@ -32,7 +32,7 @@ async fn a_controller_that_was_overtaken_is_not_obeyed_even_by_an_agent_that_cam
 }
 
 #[tokio::test]
-async fn a_node_config_goes_forward_only() {
+async fn an_older_configuration_is_refused() {
     let machine = Machine::new().await;
     let client = machine.client();
     machine.enrol(&client).await;
@@ -124,7 +124,7 @@ async fn a_new_set_of_certificates_replaces_the_old_at_once_and_keys_stay_privat
 }
 
 #[tokio::test]
-async fn keys_made_elsewhere_come_and_go_with_their_certificates() {
+async fn user_provided_keys_are_installed_and_removed_with_their_certificates() {
     let machine = Machine::new().await;
     let client = machine.client();
     machine.enrol(&client).await;

@@ -52,7 +52,7 @@ async fn collect(mut stream: Answers<Bytes>) -> Vec<u8> {
     all
 }
 
-/// A snapshot bears its own checksum.
+/// A snapshot contains its checksum.
 fn check_is_whole(snapshot: &[u8]) {
     let (database, checksum) = snapshot.split_at(snapshot.len() - 32);
     assert_eq!(Sha256::digest(database)[..], *checksum);
@@ -148,7 +148,7 @@ async fn all_is_read_as_root_by_password_and_the_login_is_repeated() {
 }
 
 #[tokio::test]
-async fn a_client_that_may_not_read_is_told_so_and_an_etcd_that_does_not_run_is_unavailable() {
+async fn a_client_without_read_permission_gets_an_error_and_a_stopped_etcd_is_unavailable() {
     let (machine, client) = started(&by_password("3.5.30")).await;
     turn_auth_on(&client, Some("another than the agent knows")).await;
     let denied = failure(client.snapshot().await.unwrap().next().await.unwrap().unwrap_err());
@@ -178,7 +178,7 @@ async fn under_way(machine: &Machine, method: &str) -> i64 {
 }
 
 #[tokio::test]
-async fn when_the_reader_goes_the_call_to_etcd_ends() {
+async fn the_call_to_etcd_ends_when_the_reader_disconnects() {
     for version in VERSIONS {
         eprintln!("etcd {version}");
         let mut config = config_of(version);
@@ -219,7 +219,7 @@ async fn when_the_reader_goes_the_call_to_etcd_ends() {
 }
 
 #[tokio::test]
-async fn no_more_readings_than_an_agent_can_bear() {
+async fn the_number_of_read_calls_is_limited() {
     let (_machine, client) = started(&config()).await;
     let mut all = Vec::new();
     let refused = loop {

@@ -1,4 +1,4 @@
-//! A new formation from what one survivor holds, and the way down to an older version.
+//! A new bootstrap from one survivor's data, and a downgrade.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -52,7 +52,7 @@ async fn survivor(all: Vec<(Machine, AgentClient)>, leader: u64) -> (Machine, Ag
 }
 
 #[tokio::test]
-async fn one_survivor_becomes_a_cluster_of_its_own_with_all_that_it_had() {
+async fn one_survivor_becomes_a_cluster_with_all_its_data() {
     // Those that `wal::PROVEN` names, and no others: completing a log is allowed where it was tried.
     let lines: Vec<&str> =
         VERSIONS.iter().filter_map(|version| version.rsplit_once('.')).map(|(line, _)| line).collect();
@@ -129,7 +129,7 @@ async fn one_survivor_becomes_a_cluster_of_its_own_with_all_that_it_had() {
 }
 
 #[tokio::test]
-async fn a_rebuild_that_was_interrupted_goes_on_or_starts_over() {
+async fn an_interrupted_rebuild_continues_or_starts_again() {
     let (mut machine, client) = Machine::ready_with(&config_of("3.5.30")).await;
     machine.start_etcd(&client, "t-1").await.unwrap();
     machine.healthy(&client).await;

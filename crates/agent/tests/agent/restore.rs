@@ -1,4 +1,4 @@
-//! Snapshots brought to machines, and new formations restored from them, on real etcds.
+//! Snapshots uploaded to machines, and clusters restored from them, on real etcd processes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -137,7 +137,7 @@ async fn a_second_service_is_started_restarted_for_its_inputs_kept_and_stopped_w
 }
 
 #[tokio::test]
-async fn a_config_whose_services_cannot_be_told_apart_or_named_is_refused() {
+async fn a_config_with_duplicate_or_invalid_service_names_is_refused() {
     let (_machine, client) = Machine::ready().await;
     for name in ["", "etcd", "agent", "../up", "Upper", "a.b"] {
         let mut config = with_service("one");

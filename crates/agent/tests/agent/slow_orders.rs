@@ -1,4 +1,4 @@
-//! Orders that take their time, while somebody else comes.
+//! Slow orders, while another controller connects.
 
 use std::fs::OpenOptions;
 use std::io::Write;

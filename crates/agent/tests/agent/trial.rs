@@ -1,4 +1,4 @@
-//! A program on trial, on a machine where an older program may have to continue.
+//! A program on trial, on a machine where the older program may have to continue.
 
 use std::fs;
 

@@ -1,5 +1,5 @@
 //! Objects as files. A file is written next to its place under a name that begins with a dot, synced, and then linked or renamed into
-//! place; names with a dot are never objects. Changes of existing files are made one at a time, under a lock of the whole store.
+//! place; names with a dot are never objects. Existing files are changed one at a time, under a lock of the whole store.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};

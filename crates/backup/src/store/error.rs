@@ -1,5 +1,5 @@
-//! What can go wrong with a store, sorted by what an operator does about it. S3 servers tell their refusals apart by a code in the
-//! body more than by the HTTP status, and the same trouble has several codes, so the code decides and the status is the fallback.
+//! Errors of a store, sorted by what an operator does about them. S3 servers distinguish errors by a code in the body more than by
+//! the HTTP status, and one problem has several codes, so the code decides and the status is the fallback.
 
 use std::error::Error as StdError;
 use std::io;
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn every_trouble_has_a_word_of_its_own() {
+    fn every_problem_has_a_separate_name() {
         let told = |code: &str| refused("403 Forbidden", &format!("<Error><Code>{code}</Code></Error>"));
         assert!(matches!(told("InvalidAccessKeyId"), Trouble::WrongCredentials(_)));
         assert!(matches!(told("SignatureDoesNotMatch"), Trouble::WrongCredentials(_)));

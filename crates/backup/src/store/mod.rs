@@ -1,7 +1,7 @@
-//! A place for objects: an S3 bucket or a directory, with the same promises. A new object appears whole or not at all and never in
-//! place of another; a change is made only to the version that was read; what was confirmed survives a loss of power (a directory) or is
-//! the server's to keep (S3). Paths are relative to the place and made of plain characters. Trouble that may pass is tried again here,
-//! so an error that comes out of here stays.
+//! A place for objects: an S3 bucket or a directory, with the same promises. A new object appears complete or not at all and never
+//! replaces another; a change applies only to the version that was read; confirmed writes survive a power failure (directory) or are the
+//! server's responsibility (S3). Paths are relative to the place and made of plain characters. Temporary problems are retried here, so
+//! an error that is returned is permanent.
 
 mod directory;
 mod error;

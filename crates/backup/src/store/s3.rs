@@ -1,5 +1,5 @@
-//! Objects in an S3 bucket. A large object is a multipart upload; a note next to it, `PATH.upload`, names the upload until it is finished,
-//! so that one which was never finished can be aborted later, by anyone. Notes are no objects: listings pass over them.
+//! Objects in an S3 bucket. A large object is a multipart upload. A note next to it, `PATH.upload`, names the upload until it is complete,
+//! so that anyone can abort an unfinished one later. Notes are not objects: listings skip them.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! A bound on how fast bytes go out, shared by all that is sent to one store.
+//! A bandwidth limit, shared by all uploads to one store.
 
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn bytes_take_their_time_and_no_more() {
+    async fn the_rate_limit_delays_bytes_as_long_as_needed() {
         let throttle = Throttle::new(1000);
         let begin = Instant::now();
         throttle.take(500).await;

@@ -1,5 +1,4 @@
-//! What somebody puts into the store who can write there and has no key: it counts for nothing, takes nothing's place, and fills neither
-//! memory nor disk.
+//! Objects from someone who can write to the store and has no key: they are ignored, replace nothing, and fill neither memory nor disk.
 
 use jiff::{SignedDuration, Timestamp};
 use quorate_backup::catalog::{self, Catalog};

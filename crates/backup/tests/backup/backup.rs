@@ -1,4 +1,4 @@
-//! Full backups of a real etcd in a directory: taken, verified, brought back, given new keys, removed, copied.
+//! Full backups of a real etcd in a directory: taken, verified, restored, encrypted to other recipients, removed, copied.
 
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -54,22 +54,22 @@ async fn taken_verified_and_brought_back(version: &str) {
 }
 
 #[tokio::test]
-async fn a_backup_is_taken_verified_and_brought_back_3_4() {
+async fn a_backup_is_taken_verified_and_restored_3_4() {
     taken_verified_and_brought_back("3.4.23").await;
 }
 
 #[tokio::test]
-async fn a_backup_is_taken_verified_and_brought_back_3_5() {
+async fn a_backup_is_taken_verified_and_restored_3_5() {
     taken_verified_and_brought_back(VERSION).await;
 }
 
 #[tokio::test]
-async fn a_backup_is_taken_verified_and_brought_back_3_6() {
+async fn a_backup_is_taken_verified_and_restored_3_6() {
     taken_verified_and_brought_back("3.6.16").await;
 }
 
 #[tokio::test]
-async fn a_backup_is_taken_verified_and_brought_back_3_7() {
+async fn a_backup_is_taken_verified_and_restored_3_7() {
     taken_verified_and_brought_back("3.7.3").await;
 }
 
@@ -103,7 +103,7 @@ async fn a_backup_of_data_that_was_compacted_up_to_its_end_is_good() {
 
 /// Who can write to the store can write a verification too, and only a signature shows whose it is.
 #[tokio::test]
-async fn what_was_verified_is_not_verified_again_before_a_restore_unless_nobody_signed() {
+async fn a_verified_backup_is_not_verified_again_before_a_restore_unless_it_is_unsigned() {
     let (room, living) = (Room::new(VERSION), Living::start(VERSION).await);
     living.fill(20).await;
     let (_, draft) = room.create(&living, &Settings::default()).await;
@@ -166,7 +166,7 @@ async fn common_tools_open_a_backup_without_us() {
 }
 
 #[tokio::test]
-async fn new_recipients_come_and_old_ones_go_while_the_data_stays() {
+async fn recipients_change_without_writing_the_data_again() {
     let (room, one, other) = (Room::new(VERSION), Operator::new(), Operator::new());
     let living = Living::start(VERSION).await;
     let (manifest, _) = room.create(&living, &one.settings()).await;
@@ -190,7 +190,7 @@ async fn new_recipients_come_and_old_ones_go_while_the_data_stays() {
 }
 
 #[tokio::test]
-async fn what_is_not_kept_goes_and_a_killed_prune_is_finished_by_the_next() {
+async fn what_is_not_kept_is_deleted_and_a_killed_prune_is_completed_by_the_next() {
     let (room, living) = (Room::new(VERSION), Living::start(VERSION).await);
     let mut ids = Vec::new();
     for days in [9, 8, 7] {
@@ -315,7 +315,7 @@ async fn a_disk_that_is_full_here_is_no_damage_of_the_backup() {
 }
 
 #[tokio::test]
-async fn a_manifest_tells_no_name_of_a_key() {
+async fn a_manifest_contains_no_key_names() {
     let (room, living, mut other) = (Room::new(VERSION), Living::start(VERSION).await, Living::start(VERSION).await);
     other.name = String::from("etcd-2");
     for n in 0..5 {
@@ -404,7 +404,7 @@ async fn a_large_ledger_is_read_whole_and_one_that_cannot_be_fails_the_proof() {
 }
 
 #[tokio::test]
-async fn whether_root_is_let_in_is_known_before_anything_is_given_up() {
+async fn roots_login_is_checked_before_any_data_is_replaced() {
     let (room, living) = (Room::new(VERSION), Living::start(VERSION).await);
     let secret = quorate_core::Secret::new;
     let mut let_in = Vec::new();

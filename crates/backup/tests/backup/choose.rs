@@ -1,4 +1,4 @@
-//! Which backup leads to what is wanted, where it is not simply the latest: in a store that holds manifests and segments made manually.
+//! The choice of a backup where it is not simply the latest, in a store with manually created manifests and segments.
 
 use jiff::Timestamp;
 use quorate_backup::catalog::Catalog;
@@ -169,7 +169,7 @@ async fn a_moment_is_found_on_whichever_backup_knows_more_of_it() {
 }
 
 #[tokio::test]
-async fn a_moment_is_not_taken_from_an_older_backup_without_a_word() {
+async fn a_restore_never_silently_uses_an_older_backup_than_requested() {
     let shelf = Shelf::new();
     let first = shelf.full(0, 10).await;
     shelf.changes(&first, &[(11, 20, 1, 50)]).await;
@@ -195,7 +195,7 @@ async fn a_moment_is_not_taken_from_an_older_backup_without_a_word() {
 }
 
 #[tokio::test]
-async fn damage_is_told_where_another_backup_leads_as_far_and_refused_where_none_does() {
+async fn damage_is_reported_if_another_backup_reaches_as_far_and_refused_otherwise() {
     let (shelf, first, second) = taken_by_hand().await;
     shelf.changes(&second, &[(21, 40, 130, 131)]).await;
     let names = Names::new(CLUSTER);

@@ -1,4 +1,4 @@
-//! Damage of every kind, each found by a verification and by the preparation of a restore, with what is damaged and what is left.
+//! Damage of every kind: verification and the preparation of a restore both find it, and report what is damaged and what is left.
 
 use std::fs;
 use std::path::Path;

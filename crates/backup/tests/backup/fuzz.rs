@@ -1,4 +1,4 @@
-//! Damaged manifests and names of objects, as anyone who writes to the store can put them there: they are refused, or read.
+//! Damaged manifests and object names, as anyone with write access to the store can create them: they are refused or read, without a panic.
 
 use std::fs;
 

@@ -1,4 +1,4 @@
-//! Changes recorded while a writer writes, and restores to revisions and moments in between, compared key by key.
+//! Changes recorded under a writer, and restores to revisions and moments in between, compared key by key.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! The same against a real S3 server, SeaweedFS, started here; and against one that behaves badly, written here.
+//! The same with a real S3 server, SeaweedFS, which the test starts, and with a misbehaving one, which is part of the test.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -251,7 +251,7 @@ async fn large_objects_go_in_parts_and_come_back_and_abandoned_ones_are_cleared(
 }
 
 #[tokio::test]
-async fn what_a_real_server_refuses_is_told_apart() {
+async fn errors_of_a_real_server_are_distinguished() {
     let weed = start().await;
     let trouble = async |key: &str, secret: &str, bucket: &str| {
         let store = Store::open(&s3(weed.port, key, secret, bucket), None, hasty()).unwrap();
@@ -308,7 +308,7 @@ async fn trouble_of(rule: impl Fn(usize, &str) -> Option<String> + Send + Sync +
 }
 
 #[tokio::test]
-async fn every_trouble_of_a_store_is_told_apart() {
+async fn every_store_error_is_distinguished() {
     let (trouble, _) = trouble_of(|_, _| code("403 Forbidden", "RequestTimeTooSkewed")).await;
     assert!(matches!(trouble, Trouble::ClockSkew(_)), "{trouble:?}");
     let (trouble, tries) = trouble_of(|_, _| code("503 Service Unavailable", "SlowDown")).await;

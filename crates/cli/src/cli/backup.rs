@@ -1,4 +1,4 @@
-//! How backups and restores are asked for.
+//! Arguments of `backup` and `restore`.
 
 use std::path::PathBuf;
 
@@ -229,7 +229,7 @@ pub struct RestoreWhat {
     pub snapshot: Option<String>,
 }
 
-/// A time without an offset would mean another moment on each machine.
+/// A time without an offset would mean a different moment on each machine.
 fn moment(text: &str) -> Result<jiff::Timestamp, String> {
     text.parse().map_err(|_| {
         String::from("expected a date, a time and an offset, such as 2026-11-19T02:05:14Z or 2026-11-19T03:05:14+01:00")

@@ -1,4 +1,4 @@
-//! Options of `quorate env`, `output` and `cert`: for clients of a cluster.
+//! Arguments of `quorate env`, `output` and `cert`, for clients of a cluster.
 
 use std::path::PathBuf;
 

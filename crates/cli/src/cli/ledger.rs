@@ -1,4 +1,4 @@
-//! How the ledger, its key and its lock are asked for.
+//! Arguments of `ledger`, `key` and `unlock`.
 
 use std::path::PathBuf;
 

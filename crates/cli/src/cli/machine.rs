@@ -1,4 +1,4 @@
-//! What runs on a machine, and the image that it is made of.
+//! Arguments of the roles that run on a machine, and of `image`.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -151,7 +151,7 @@ pub struct Agent {
     /// The directory that holds everything of the machine
     #[arg(long, value_name = "DIR")]
     pub root: PathBuf,
-    /// What the provider wrote at the machine's creation
+    /// The seed that the provider wrote when it created the machine
     #[arg(long, value_name = "FILE")]
     pub seed: PathBuf,
     /// Where etcd's programs are kept; by default below the root
@@ -193,7 +193,7 @@ pub struct AgentBoot {
 
 #[derive(Args, Debug)]
 pub struct AgentFront {
-    /// Where the agent writes what the front is told
+    /// Directory of the front's settings, which the agent writes
     #[arg(long, value_name = "DIR")]
     pub directory: PathBuf,
     /// Where to listen

@@ -1,4 +1,4 @@
-//! Arguments of the commands that only clusters of PostgreSQL have.
+//! Arguments of commands for PostgreSQL clusters only.
 
 use clap::{Args, Subcommand};
 

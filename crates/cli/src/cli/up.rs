@@ -36,7 +36,7 @@ pub enum Runs {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum Login {
-    /// With a client certificate, whose common name is the user
+    /// With a client certificate; its common name is the user
     Certificate,
     /// With user and password
     Password,

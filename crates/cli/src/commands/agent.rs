@@ -1,4 +1,4 @@
-//! `quorate agent`: the agent of one machine, until it is killed.
+//! `quorate agent`: runs the agent of one machine until it is killed.
 
 use quorate_agent::boot::{BootOptions, With};
 use quorate_agent::{AgentError, Options, Supervisor};
@@ -12,7 +12,7 @@ pub fn run(options: cli::Agent) -> Result<Exit, Error> {
     let cli::Agent { root, seed, cache, systemd, channel, trial } = options;
     let supervisor = if systemd { Supervisor::Systemd } else { Supervisor::Child };
     if let (Supervisor::Child, Err(error)) = (supervisor, quorate_agent::detach()) {
-        // So it is when somebody starts it manually in a shell.
+        // This happens when it is started manually in a shell.
         tracing::info!(%error, "the agent stays in the session it was started in");
     }
     // It fails only when one is installed already.
@@ -21,14 +21,14 @@ pub fn run(options: cli::Agent) -> Result<Exit, Error> {
     Ok(Exit::Done)
 }
 
-/// `quorate agent check`: says what this program is, if it can be the agent of this machine.
+/// `quorate agent check`: prints what this program is, if it can be the agent of this machine.
 pub fn check(options: cli::AgentCheck) -> Result<Exit, Error> {
     let program = quorate_agent::upgrade::check(&options.root)?;
     output::print_json(&program)?;
     Ok(Exit::Done)
 }
 
-/// `quorate agent follow`: keeps the configuration for forwarding logs as it is kept elsewhere.
+/// `quorate agent follow`: follows the log forwarding configuration in another etcd.
 pub fn follow(options: cli::AgentFollow) -> Result<Exit, Error> {
     on_one_thread(quorate_agent::follow::follow(&options.root))
 }
@@ -41,7 +41,7 @@ fn on_one_thread(work: impl Future<Output = Result<(), AgentError>>) -> Result<E
     Ok(Exit::Done)
 }
 
-/// `quorate agent boot`: the machine becomes what its seed disk says.
+/// `quorate agent boot`: sets the machine up from its seed disk.
 pub fn boot(options: cli::AgentBoot) -> Result<Exit, Error> {
     let cli::AgentBoot { root, seed_from, beside_cloud_init, ec2 } = options;
     let with = match (beside_cloud_init, ec2) {

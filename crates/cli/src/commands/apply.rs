@@ -1,5 +1,5 @@
-//! `quorate apply`: shows the plan, asks, and does it, one cluster after another. A plan that was saved and reviewed is the
-//! answer: it is done without asking, if the steps are still the same.
+//! `quorate apply`: shows the plan, asks, and carries it out, one cluster after another. A saved and reviewed plan counts
+//! as confirmation: it runs without asking if the steps are still the same.
 
 use quorate_control::brought::BroughtFiles;
 use quorate_control::verbs::apply::{Allowed, Apply};
@@ -66,7 +66,7 @@ pub async fn run(context: &Context, options: cli::Apply) -> Result<Exit, Error> 
     Ok(worst)
 }
 
-/// The clusters of the file that are meant.
+/// The selected clusters of the file.
 fn chosen(clusters: Vec<Cluster>, options: &cli::Apply) -> Result<Vec<Cluster>, Error> {
     if options.clusters.is_empty() {
         return Ok(clusters);
@@ -78,7 +78,7 @@ fn chosen(clusters: Vec<Cluster>, options: &cli::Apply) -> Result<Vec<Cluster>, 
     Ok(clusters.into_iter().filter(|c| options.clusters.contains(&c.spec.name.to_string())).collect())
 }
 
-/// The world has moved since the plan was saved.
+/// The cluster has changed since the plan was saved.
 fn refuse(context: &Context, reviewed: &Reviewed, differences: &str) -> Exit {
     let review = context.command("plan --save");
     output::talk(&format!(
@@ -99,7 +99,7 @@ pub(super) async fn run_confirmed(context: &Context, cluster: &Cluster, apply: &
     conclude(context, outcome.await?)
 }
 
-/// Plans foresee the etcd cluster of Patroni. By now it is as it is.
+/// Plans simulate Patroni's etcd cluster. Now its real state is used.
 pub(super) fn settled(cluster: &Cluster) -> BroughtFiles {
     BroughtFiles { planned_etcd: None, ..cluster.brought.clone() }
 }

@@ -19,7 +19,7 @@ use crate::exit::Exit;
 use crate::load;
 use crate::output;
 
-/// The network namespace that clients must run in, where there is one.
+/// The network namespace that clients must run in, if there is one.
 const NETNS: &str = "QUORATE_NETNS";
 
 pub async fn env(context: &Context, options: cli::Env) -> Result<Exit, Error> {
@@ -89,11 +89,11 @@ fn way(options: &cli::Env) -> postgres::Way {
     }
 }
 
-/// What would lead libpq elsewhere, or let it log in otherwise.
+/// Variables that would change libpq's server or login.
 const LIBPQ: [&str; 8] =
     ["PGSSLCERT", "PGSSLKEY", "PGHOSTADDR", "PGSERVICE", "PGPASSFILE", "PGOPTIONS", "PGREQUIRESSL", "PGSSLCRL"];
 
-/// The certificate that was issued for a user, or a new one. None where only passwords are asked for.
+/// The certificate that was issued for a user, or a new one. None if only passwords are used.
 pub fn certificate_of(context: &Context, ledger: &Ledger, user: &str) -> Result<Option<(PathBuf, PathBuf)>, Error> {
     if !ledger.spec.etcd.client_auth.asks_for_certificates() {
         return Ok(None);
@@ -128,8 +128,8 @@ fn variables(environment: &Environment) -> BTreeMap<&'static str, String> {
     variables
 }
 
-/// What would lead etcdctl elsewhere, or let it log in otherwise. From 3.4 on etcdctl speaks version 3 of the API by itself, and from 3.6
-/// on it warns where it is told so.
+/// Variables that would change etcdctl's endpoints or login. From 3.4 on etcdctl uses version 3 of the API by default, and from 3.6 on it
+/// warns if the variable is set.
 const MISLEADING: [&str; 12] = [
     "ETCDCTL_API",
     "ETCDCTL_AUTH_JWT_TOKEN",
@@ -145,7 +145,7 @@ const MISLEADING: [&str; 12] = [
     NETNS,
 ];
 
-/// What belongs to another way of logging in or another network is unset, so that a shell can change from one cluster to another.
+/// Variables of other login methods or networks are unset, so a shell can change from one cluster to another.
 fn exports(variables: &BTreeMap<&'static str, String>) -> String {
     let other: Vec<&str> = MISLEADING.into_iter().filter(|name| !variables.contains_key(name)).collect();
     let within =
@@ -198,7 +198,7 @@ fn validity(ledger: &Ledger, user: &str, days: u16) -> Result<SignedDuration, Er
     }
 }
 
-/// A user's name as that of a file in the directory, whatever it holds. `ca.crt` is next to it.
+/// A file name for any user name. `ca.crt` is next to it.
 fn file_name(user: &str) -> String {
     let fine = |(at, c): (usize, char)| {
         c.is_ascii_alphanumeric() && (at > 0 || user != "ca") || "-_@+=".contains(c) || (c == '.' && at > 0)
@@ -217,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_users_name_is_one_file_of_its_own() {
+    fn each_users_name_is_one_file() {
         assert_eq!(file_name("app.v1@corp"), "app.v1@corp");
         assert_eq!(file_name("../app"), "%2E.%2Fapp");
         assert_eq!(file_name("ca"), "%63a");

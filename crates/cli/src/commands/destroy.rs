@@ -1,5 +1,5 @@
-//! `quorate destroy`: shows what is deleted, asks for the cluster's name, and lets the loop remove it. Data that clients may
-//! have written is deleted only where a verified backup holds it that the store has now, or with consent to do without.
+//! `quorate destroy`: shows what is deleted, asks for the cluster's name, and runs the loop. Data that clients may have
+//! written is deleted only if a verified backup in the store covers it, or with consent.
 
 use quorate_control::brought::BroughtFiles;
 use quorate_control::kinds::postgres::dcs;
@@ -23,7 +23,7 @@ pub async fn run(context: &Context, options: cli::Destroy) -> Result<Exit, Error
             None => Err(load::unknown(&context.home, &options.target)),
         };
     };
-    // An etcd cluster goes after the PostgreSQL clusters that use it.
+    // An etcd cluster is deleted after the PostgreSQL clusters that use it.
     let is_etcd = |name: &String| matches!(load::remembered(&context.home, name), Ok(Some(ledger)) if ledger.spec.kind == Kind::Etcd);
     let (etcd, others): (Vec<String>, Vec<String>) = names.into_iter().partition(is_etcd);
     let mut worst = Exit::Done;
@@ -68,7 +68,7 @@ async fn destroy(context: &Context, name: &str, options: &cli::Destroy) -> Resul
     Ok(exit)
 }
 
-/// The key that signs backups was in the ledger alone, and a restore wants to know whose they are.
+/// The key that signs backups was only in the ledger, and a restore needs its public half.
 fn what_stays(ledger: &Ledger) -> String {
     let named = ledger.spec.backup.as_ref().and_then(|backup| backup.signed_by.as_ref());
     match &ledger.backup_signing {
@@ -81,7 +81,7 @@ fn what_stays(ledger: &Ledger) -> String {
     }
 }
 
-/// Removes what is left of a PostgreSQL cluster in its etcd: Patroni's keys, and the user that it logged in as.
+/// Removes a PostgreSQL cluster's data from its etcd: Patroni's keys, and the user that it logged in as.
 async fn leave_etcd(context: &Context, spec: &ClusterSpec) -> Result<(), Error> {
     if let Err(why) = dcs::clear(&context.home, spec).await {
         output::talk(&format!("warning: {why}\n"));

@@ -1,4 +1,4 @@
-//! `quorate discard`: deletes what a restore or an upgrade has replaced, which gives up the way back.
+//! `quorate discard`: deletes what a restore or an upgrade has replaced. Afterwards there is no way back.
 
 use quorate_control::kinds::postgres::upgrade::Discard;
 use quorate_control::verbs::Cluster;

@@ -1,4 +1,4 @@
-//! `quorate discovery`: a discovery service for etcd members that quorate did not make.
+//! `quorate discovery`: a discovery service for etcd members that quorate did not create.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -47,7 +47,7 @@ async fn serve(context: &Context, options: DiscoveryServe) -> Result<Exit, Error
     let keep = match access.cluster.is_some() || !access.endpoints.is_empty() {
         false => Keep::Files(directory),
         true => {
-            // Once more before anything listens, for an error with its hint.
+            // Checked again before anything listens, for an error with its hint.
             connections_to(context, access).await?;
             let again = || async { connections_to(context, access).await.map_err(|error| with_causes(&error)) };
             Keep::Cluster(Box::new(move || Box::pin(again())))
@@ -149,7 +149,7 @@ fn ready(ready: &Ready<'_>) {
     output::talk(&text);
 }
 
-/// Where members find the service if nothing else was said.
+/// The service's default URL for members.
 fn default_url(options: &DiscoveryServe) -> Result<String, Error> {
     if options.listen.ip().is_unspecified() {
         let what = format!("{} is not an address that members can connect to", options.listen.ip());
@@ -190,16 +190,16 @@ fn own_certificate(directory: &std::path::Path, host: &str, listen: SocketAddr) 
     Source::Own { directory: directory.join("tls"), dns, addresses }
 }
 
-/// As many connections as wanted, or as this process may open.
+/// The requested number of connections, or as many as this process may open.
 pub fn connections(wanted: u32) -> usize {
     use rustix::process::{Resource, getrlimit, setrlimit};
-    /// For what is not a connection.
+    /// Reserved for other files.
     const OTHERS: u64 = 64;
     let mut limit = getrlimit(Resource::Nofile);
     let needed = u64::from(wanted) + OTHERS;
     if limit.current.is_some_and(|current| current < needed) {
         limit.current = Some(limit.maximum.map_or(needed, |maximum| maximum.min(needed)));
-        // What cannot be raised stays as it is, and is read again.
+        // A limit that cannot be raised stays as it is, and is read again.
         let _ = setrlimit(Resource::Nofile, limit);
     }
     let most = getrlimit(Resource::Nofile).current.map_or(needed, |current| current.min(needed));

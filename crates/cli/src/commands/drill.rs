@@ -1,4 +1,4 @@
-//! `quorate drill`: rehearses faults on a running cluster, one scenario after another, and prints the verdicts.
+//! `quorate drill`: causes faults in a running cluster, one scenario after another, and prints the verdicts.
 
 use std::fs::File;
 use std::io::{BufReader, BufWriter};
@@ -47,14 +47,14 @@ pub async fn run(context: &Context, options: cli::Drill) -> Result<Exit, Error> 
     let scenarios = chosen(kind, &options.scenarios)?;
     let first = options.first.as_deref().map(|name| scenario_named(kind, name)).transpose()?;
     if options.during.is_some() && scenarios.len() > 1 {
-        let what = "a change happens once, so only one scenario can be rehearsed during it";
+        let what = "`--during` runs the change once, so it needs exactly one scenario";
         return Err(Error::refused(what, "name one with --scenario; `calm` is the change alone"));
     }
     refuse_another_backup(&options)?;
     refuse_bad_through(kind, &options.through)?;
     context.refuse_if_being_destroyed(Some(&ledger))?;
     agree(name, &scenarios, &options)?;
-    // Before anything is disturbed: a file that cannot be written is better known now.
+    // Checked before anything is disturbed: an unwritable file is better known now.
     let mut history_file = options.history.as_deref().map(create).transpose()?;
     let mut runs = Vec::new();
     for scenario in scenarios {
@@ -62,7 +62,7 @@ pub async fn run(context: &Context, options: cli::Drill) -> Result<Exit, Error> 
         let run = match unless_interrupted(context, name, rehearse(context, name, scenario, first, &options)).await {
             Ok(run) => run,
             Err(error) => {
-                // What was found out before is reported all the same.
+                // Earlier results are reported anyway.
                 if !runs.is_empty() {
                     conclude(name, &runs, &options)?;
                 }
@@ -87,7 +87,7 @@ async fn rehearse(
     first: Option<Scenario>,
     options: &cli::Drill,
 ) -> Result<(Verdict, Record), Error> {
-    // The scenario before may have changed it.
+    // The previous scenario may have changed it.
     let ledger: Ledger = load::ledger(&context.home, name)?;
     let brought = load::brought_files(&ledger)?;
     let seed = options.seed.unwrap_or_else(|| Timestamp::now().as_microsecond().unsigned_abs() % 1_000_000);
@@ -103,7 +103,7 @@ async fn rehearse(
     Ok(drill::run(&context.home, &ledger, &brought, scenario, &how, &tell).await?)
 }
 
-/// The command that is run meanwhile. Nobody is there to be asked.
+/// The command that runs meanwhile. It cannot ask for confirmation.
 fn during(options: &cli::Drill) -> Vec<String> {
     let words = options.during.iter().flat_map(|words| words.split_whitespace());
     let mut words: Vec<String> = words.map(str::to_owned).collect();
@@ -113,7 +113,7 @@ fn during(options: &cli::Drill) -> Vec<String> {
     words
 }
 
-/// What a restore may take back is known only of a backup that the drill took.
+/// The writes that a restore may revert are known only for the drill's own backup.
 fn refuse_another_backup(options: &cli::Drill) -> Result<(), Error> {
     let words = during(options);
     let names_one =
@@ -138,7 +138,7 @@ fn refuse_bad_through(kind: Kind, through: &[String]) -> Result<(), Error> {
     }
 }
 
-/// What the faults did is undone when the drill is dropped half-way.
+/// The faults are undone when the drill is dropped early.
 async fn unless_interrupted<T>(
     context: &Context,
     name: &str,
@@ -222,8 +222,8 @@ fn agree(name: &str, scenarios: &[Scenario], options: &cli::Drill) -> Result<(),
     }
     if !output::can_ask() {
         return Err(Error::refused(
-            "a drill disturbs a running cluster, and there is no terminal to ask whether it may",
-            "pass --yes to rehearse without asking",
+            "a drill disturbs a running cluster, and there is no terminal to ask for confirmation",
+            "pass --yes to run it without asking",
         ));
     }
     let names: Vec<&str> = scenarios.iter().map(|s| s.name).collect();
@@ -237,7 +237,7 @@ fn create(path: &Path) -> Result<BufWriter<File>, Error> {
     Ok(BufWriter::new(File::create(path).map_err(Error::file("created", path))?))
 }
 
-/// The checker's word on what was recorded earlier.
+/// The checker's verdict on an earlier record.
 fn judge_again(file: &Path, options: &cli::Drill) -> Result<Exit, Error> {
     let opened = File::open(file).map_err(Error::file("read", file))?;
     let records = Record::read(BufReader::new(opened)).map_err(Error::file("read", file))?;

@@ -48,7 +48,7 @@ pub async fn run(context: &Context, options: cli::Front) -> Result<Exit, Error> 
     Ok(Exit::Done)
 }
 
-/// `quorate agent front`: serves on a machine of the cluster, as its agent was told.
+/// `quorate agent front`: serves on a machine of the cluster, with the settings from its agent.
 pub fn on_machine(options: cli::AgentFront) -> Result<Exit, Error> {
     // It fails only when one is installed already.
     let _ = rustls::crypto::ring::default_provider().install_default();
@@ -56,10 +56,7 @@ pub fn on_machine(options: cli::AgentFront) -> Result<Exit, Error> {
     runtime.block_on(async {
         let connections = at_most(options.max_connections);
         if connections < options.max_connections as usize {
-            tracing::warn!(
-                connections,
-                "this process may open so few files that there is room for no more connections"
-            );
+            tracing::warn!(connections, "the limit of open files of this process leaves no room for connections");
         }
         let settings = MachineOptions {
             directory: options.directory,
@@ -86,7 +83,7 @@ fn prefer(member: PreferredMember) -> Prefer {
     }
 }
 
-/// What clients call the front; the first one is shown.
+/// The names that clients use for the front; the first one is printed.
 fn hosts(options: &cli::Front) -> Result<Vec<String>, Error> {
     let fits = |c: char| c.is_ascii_alphanumeric() || ".-:".contains(c);
     if let Some(bad) = options.host.iter().find(|host| host.is_empty() || !host.chars().all(fits)) {

@@ -1,4 +1,4 @@
-//! `quorate history`: every step ever taken. Reads the history alone, not the cluster.
+//! `quorate history`: every step ever taken. Reads only the history, not the cluster.
 
 use jiff::Timestamp;
 use quorate_control::ledger::seems_held;

@@ -1,4 +1,4 @@
-//! `quorate image …`: a machine image with all that a member needs.
+//! `quorate image …`: machine images with everything that a member needs.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! `quorate key`: the key to which the secrets in ledgers are encrypted.
+//! `quorate key`: the key that encrypts the secrets in ledgers.
 
 use std::collections::BTreeMap;
 
@@ -17,9 +17,9 @@ use crate::output;
 struct Shown {
     /// The file, or the command that prints it.
     from: String,
-    /// The public half of the key that is encrypted to; absent before the first secret is stored.
+    /// The public half of the current key; absent before the first secret is stored.
     public_key: Option<String>,
-    /// Of keys that only open, while one is being exchanged.
+    /// Keys that only decrypt, during a rotation.
     also_opens: Vec<String>,
     /// By cluster: the public key that the ledger is encrypted to; absent where its secrets are not encrypted yet.
     clusters: BTreeMap<String, Option<String>>,

@@ -80,7 +80,7 @@ fn next(context: &Context, written: &Written) -> String {
     )
 }
 
-/// What could be better, and what to do next. For people, so not on stdout.
+/// Recommendations and next steps. For people, so not on stdout.
 fn advise(written: &Written, next: &str) {
     let mut text: String = written.notes.iter().map(|note| format!("note: {note}\n")).collect();
     if written.changed {
@@ -91,7 +91,7 @@ fn advise(written: &Written, next: &str) {
     output::talk(&text);
 }
 
-/// What was written here, and what each host has.
+/// What was written here and to each host.
 #[derive(Debug, Serialize)]
 struct Pushed<'a> {
     #[serde(flatten)]

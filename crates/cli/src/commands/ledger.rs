@@ -1,5 +1,5 @@
-//! `quorate ledger`: the whole memory of a cluster, encrypted, to move or to keep. It asks for nothing and never
-//! replaces what is newer silently.
+//! `quorate ledger`: exports and imports a cluster's state, encrypted. It asks for nothing and never silently replaces
+//! a newer ledger.
 
 use std::fs;
 use std::io::{self, IsTerminal, Read, Write};

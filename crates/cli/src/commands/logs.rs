@@ -1,4 +1,4 @@
-//! `quorate logs`: a member's log, through its agent, which is the only one that reads there.
+//! `quorate logs`: a member's log, read by its agent.
 
 use std::path::Path;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! The commands, one file each. A command sets what is wished and lets the loop run; it has no other way to change a
-//! cluster.
+//! The commands, one file each. A command records a request in the ledger and runs the loop; it has no other way to
+//! change a cluster.
 
 pub mod agent;
 pub mod apply;
@@ -54,19 +54,19 @@ use crate::output::progress::Progress;
 use crate::output::{self, block};
 use crate::saved_plan::deed;
 
-/// What every command is given.
+/// The context of every command.
 #[derive(Debug)]
 pub struct Context {
     pub home: Home,
-    /// Whether the home was named on the command line: then it is part of every command that is shown.
+    /// Whether the home directory was named on the command line: then it is part of every printed command.
     home_given: bool,
     /// The plan of each cluster that was shown.
     shown: RefCell<BTreeMap<String, Shown>>,
-    /// Whether somebody agreed to the plans shown and to nothing else. With `--yes` quorate also does what becomes necessary later.
+    /// Whether the operator confirmed only the plans shown. With `--yes` quorate also does what becomes necessary later.
     as_shown: Cell<bool>,
 }
 
-/// What is kept of a plan that was shown.
+/// What is stored of a plan that was shown.
 #[derive(Clone, Debug)]
 struct Shown {
     steps: usize,
@@ -87,7 +87,7 @@ impl Context {
         output::show(&output::plan::page(cluster, plan, Detail::Reasons))
     }
 
-    /// A command of ours as the operator can type it.
+    /// A quorate command that the operator can type.
     pub fn command(&self, arguments: &str) -> String {
         if !self.home_given {
             return format!("quorate {arguments}");
@@ -95,7 +95,7 @@ impl Context {
         format!("quorate --home {} {arguments}", quoted(&self.home.root().to_string_lossy()))
     }
 
-    /// What a command's preparation refused, with the way on as the operator can type it.
+    /// A refusal of a command's preparation, with a remedy that the operator can type.
     pub fn error(&self, error: VerbError) -> Error {
         match error {
             VerbError::Control(error) => error.into(),
@@ -114,7 +114,7 @@ impl Context {
     }
 }
 
-/// A word as a shell reads it back.
+/// A word quoted for a shell.
 pub fn quoted(text: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "_-./:,@%+=".contains(c);
     if !text.is_empty() && text.chars().all(plain) {
@@ -123,7 +123,7 @@ pub fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
 }
 
-/// Asks whether the steps that were shown are to be done.
+/// Asks whether to carry out the steps shown.
 fn agree(context: &Context, yes: bool, steps: usize) -> Result<(), Error> {
     context.as_shown.set(!yes);
     if yes || steps == 0 {
@@ -142,7 +142,7 @@ fn agree(context: &Context, yes: bool, steps: usize) -> Result<(), Error> {
     }
 }
 
-/// Asks for the cluster's name, where a mistake could not be undone.
+/// Asks for the cluster's name, because the command cannot be undone.
 fn agree_by_name(yes: bool, name: &str, verb: &str) -> Result<(), Error> {
     if yes {
         return Ok(());
@@ -189,10 +189,10 @@ async fn run_loop(
     Ok(outcome)
 }
 
-/// Waits until this process is asked to stop. Whatever is under way is dropped then, as if it had been killed: the ledger knows each step
-/// that was begun, and the lock of a process that is gone is free.
+/// Waits for a signal to stop. Work in progress is then dropped, as if it had been killed: the ledger records each step that was begun,
+/// and the lock of a process that has exited is free.
 fn stop_signal() -> impl Future<Output = Error> {
-    // Here, and not when it is first waited for: a signal may come before that.
+    // Installed here and not at the first wait, because a signal may come before that.
     let signals = (signal(unix::SignalKind::interrupt()), signal(unix::SignalKind::terminate()));
     async move {
         let (Ok(mut interrupt), Ok(mut terminate)) = signals else { return std::future::pending().await };
@@ -204,7 +204,7 @@ fn stop_signal() -> impl Future<Output = Error> {
     }
 }
 
-/// Frees a lock whose holder is gone. Where nobody here can know that, it takes as long as a lease.
+/// Frees a lock whose holder is gone. If this host cannot tell, it takes as long as a lease.
 async fn free_lapsed(context: &Context, name: &str) -> Result<(), Error> {
     let tell = |lock: &Lock| {
         let seconds = LEASE.as_secs();

@@ -1,4 +1,4 @@
-//! `quorate output`: how a cluster is reached, for scripts and Terraform. Nothing in it is secret.
+//! `quorate output`: how to connect to a cluster, for scripts and Terraform. Contains no secret.
 
 use std::fs;
 use std::path::PathBuf;
@@ -51,15 +51,15 @@ async fn values(context: &Context, ledger: &Ledger) -> Result<Map<String, Value>
     Ok(values.into_iter().chain(names(ledger, &fronts)).map(|(name, value)| (name.to_owned(), value)).collect())
 }
 
-/// What not every cluster has.
+/// Fields that not every cluster has.
 fn names(ledger: &Ledger, fronts: &[String]) -> impl Iterator<Item = (&'static str, Value)> {
-    // Without a balancer or a name, a front is the one address.
+    // Without a load balancer or a DNS name, a front is the one address.
     let url = ledger.url().or_else(|| fronts.first().cloned());
     let all = [("url", url), ("discovery_srv", discovery_srv(ledger))];
     all.into_iter().filter_map(|(name, value)| Some((name, json!(value?))))
 }
 
-/// The domain for etcd's `--discovery-srv`, where the cluster's name leads to members. A name that leads to a load balancer has no SRV
+/// The domain for etcd's `--discovery-srv`, if the cluster's name points to members. A name that points to a load balancer has no SRV
 /// records.
 fn discovery_srv(ledger: &Ledger) -> Option<String> {
     let settings = ledger.spec.provider.settings();

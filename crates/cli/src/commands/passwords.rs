@@ -29,8 +29,8 @@ pub async fn run(context: &Context, options: cli::RotatePasswords) -> Result<Exi
     conclude(context, outcome)
 }
 
-/// A change of the password would end Patroni's session, and demote the primary. So etcd gets a second user; when every member has
-/// confirmed that it uses that one, the first is removed. Re-run, it continues with what is there.
+/// Changing the password would end Patroni's session, and demote the primary. So etcd gets a second user; when every member has
+/// confirmed that it uses that one, the first is removed. If re-run, it continues.
 async fn rotate_dcs(context: &Context, ledger: &Ledger, yes: bool) -> Result<Exit, Error> {
     let Some(name) = dcs::own_etcd(&ledger.spec) else {
         let what =

@@ -1,4 +1,4 @@
-//! `quorate plan`: what would be done. Clusters are planned and printed one after another, whatever their number.
+//! `quorate plan`: what would be done. Clusters are planned and printed one at a time, so any number fits in memory.
 
 use std::io::{BufWriter, Write};
 
@@ -46,7 +46,7 @@ pub async fn run(context: &Context, options: cli::Plan) -> Result<Exit, Error> {
     }
     let end = match json {
         true => format!("\n],\"summary\":{}}}\n", to_json(&summary)),
-        // One cluster's page begins with the same numbers.
+        // A single cluster's output already begins with these numbers.
         false if summary.clusters == 1 => String::new(),
         false => summary.line(),
     };

@@ -1,4 +1,4 @@
-//! `quorate down` and `quorate start`: a wish about power in the ledger, and the same loop.
+//! `quorate down` and `quorate start`: record the request in the ledger and run the same loop as `apply`.
 
 use quorate_control::kinds::postgres::dcs;
 use quorate_core::model::Power;
@@ -45,7 +45,7 @@ async fn switch(context: &Context, name: &str, verb: &str, power: Power) -> Resu
     let outcome = run_loop(context, &ledger.spec, &brought, verb, |ledger| {
         ledger.power = power;
         ledger.downtime = None;
-        // Machines that go off boot when they come back.
+        // Machines that are switched off boot again later.
         ledger.members.values_mut().for_each(|record| record.reboot = None);
     });
     conclude(context, outcome.await?)

@@ -1,5 +1,5 @@
-//! `quorate recover`: the quorum is lost permanently. Shows what is left and what may be lost, asks for confirmation, and
-//! lets the loop make a cluster again of what one survivor holds.
+//! `quorate recover`: for permanent quorum loss. Shows what is left and what may be lost, asks for confirmation, and runs
+//! the loop, which rebuilds the cluster from one survivor.
 
 use std::collections::BTreeMap;
 
@@ -53,7 +53,7 @@ if these are all the survivors:
 clients must restart their watches: revisions continue far above the last one, and everything before is compacted
 ";
 
-/// What an older state of Patroni means for PostgreSQL clusters.
+/// The consequence of an older Patroni state for PostgreSQL clusters.
 fn of_users(users: String) -> String {
     format!(
         "  - PostgreSQL cluster {users} keeps Patroni's state here, which may become older. If its primary or its synchronous standbys have \
@@ -62,7 +62,7 @@ fn of_users(users: String) -> String {
     )
 }
 
-/// How the cluster stands: who is seen, who holds data, and how far.
+/// The state of the cluster: which members are reachable, which have data, and where their logs end.
 fn standing(ledger: &Ledger, seen: &Observation) -> String {
     let status = summarize(ledger, seen, &Decision::default());
     let mut rows =
@@ -81,7 +81,7 @@ fn standing(ledger: &Ledger, seen: &Observation) -> String {
     format!("cluster {} is {}\n\n{}", status.cluster, status.summary, table(&rows))
 }
 
-/// The formation whose data is looked for, and its members.
+/// The bootstrap whose data is needed, and its members.
 fn lost_formation(formation: &Formation) -> (Option<&str>, Option<&BTreeMap<MemberName, FormingMember>>) {
     match formation {
         Formation::Recovering { was, members, .. } => (Some(was), Some(members)),

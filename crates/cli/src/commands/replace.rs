@@ -1,4 +1,4 @@
-//! `quorate replace`: shows what it takes to move a member to another machine, asks, and runs the same loop as `apply`.
+//! `quorate replace`: shows the steps that move a member to another machine, asks, and runs the same loop as `apply`.
 
 use quorate_control::verbs::Cluster;
 use quorate_control::verbs::replace::{self, Options, Replace};

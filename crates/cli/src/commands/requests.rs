@@ -1,4 +1,4 @@
-//! `quorate requests`: what was confirmed and is not carried out yet, and how to take it back.
+//! `quorate requests`: lists what was confirmed and is not carried out yet, and withdraws it.
 
 use jiff::Timestamp;
 use quorate_control::requests::{self, Kind, Open};

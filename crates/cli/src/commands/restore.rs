@@ -1,5 +1,5 @@
-//! `quorate restore`: has a snapshot prepared, shows what will be done and what is lost, asks, and lets the loop verify the snapshot and
-//! restore every member from it.
+//! `quorate restore`: prepares a snapshot, shows what will be done and what is lost, asks, and runs the loop, which verifies the
+//! snapshot and restores every member from it.
 
 mod postgres;
 mod upgrade;
@@ -174,12 +174,13 @@ fn what_happens(spec: &ClusterSpec, restore: &Restore) -> String {
     text
 }
 
-/// What becomes of Patroni's state for the PostgreSQL clusters that keep it in this one.
+/// What happens to Patroni's state of the PostgreSQL clusters that keep it in this one.
 fn of_users(context: &Context, etcd: Option<&Ledger>) -> String {
     names_of_users(context, etcd).map_or(String::new(), |users| {
         format!(
-            "  - PostgreSQL cluster {users} keeps Patroni's state here. Who leads it and who may take over is not restored: a primary that runs \
-             stays the primary. If none runs, nobody is promoted until `quorate apply` has found out who has all confirmed commits\n"
+            "  - PostgreSQL cluster {users} keeps Patroni's state here. The restored state names neither its primary \
+             nor the members that may take over: a running primary stays the primary. Without one, no member is \
+             promoted until `quorate apply` has found out which has all confirmed commits\n"
         )
     })
 }
@@ -198,7 +199,7 @@ fn what_is_lost(ready: &Ready, highest: u64) -> String {
     });
     let when = when.unwrap_or_default();
     match highest.checked_sub(revision).filter(|lost| *lost > 0) {
-        // Nobody wrote the revisions that a restore has skipped.
+        // Revisions that a restore has skipped were never written.
         Some(raised) if raised >= MARGIN => format!(
             "  - everything written after revision {revision}{when}: the cluster is at revision {highest}, which a restore or recovery \
              has raised since"

@@ -1,4 +1,4 @@
-//! The commands about the spec as a file, which touch no cluster: `init`, `validate`, `schema`, `completions` and the manual.
+//! Commands about spec files, which touch no cluster: `init`, `validate`, `schema`, `completions` and the man pages.
 
 use std::path::Path;
 
@@ -23,7 +23,7 @@ pub async fn init(context: &Context, options: cli::Init) -> Result<Exit, Error> 
         cli::Runs::Etcd => template(&options.provider).expect("clap accepts known providers alone"),
         cli::Runs::Postgres => postgres_template(),
     };
-    // The etcd that is there, rather than one to fetch. One that cannot be run is reported when it is needed.
+    // The installed etcd, rather than one to download. One that cannot run is reported when it is needed.
     if let Ok(Some((_, version))) = super::up::found_version(context).await {
         text = text.replace(&format!("# version: {DEFAULT}"), &format!("version: {version}"));
     }
@@ -75,7 +75,7 @@ pub fn completions(shell: Shell) -> Result<Exit, Error> {
     Ok(Exit::Done)
 }
 
-/// A page for each command. They are made of the help texts, so nobody has to write or correct them.
+/// A man page for each command, generated from the help texts.
 pub fn manual(directory: &Path) -> Result<Exit, Error> {
     clap_mangen::generate_to(Cli::command(), directory).map_err(Error::file("written", directory))?;
     Ok(Exit::Done)

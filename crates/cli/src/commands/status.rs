@@ -1,4 +1,4 @@
-//! `quorate status`: observes, without the lock, and reports.
+//! `quorate status`: observes without the lock, and reports.
 
 use std::io::{self, IsTerminal};
 use std::time::Duration;
@@ -34,7 +34,7 @@ pub async fn run(context: &Context, options: cli::Status) -> Result<Exit, Error>
     Ok(worst)
 }
 
-/// Draws the same page over and over, from the first line of the screen.
+/// Redraws the page repeatedly, from the first line of the screen.
 async fn watch(context: &Context, options: &cli::Status) -> Result<Exit, Error> {
     if !io::stdout().is_terminal() {
         return Err(Error::refused("--watch needs a terminal", "leave it out, or use --output json in a loop"));
@@ -110,7 +110,7 @@ fn nothing_known(context: &Context) -> String {
 
 async fn look(context: &Context, name: &str) -> Result<Status, Error> {
     let ledger = load::ledger(&context.home, name)?;
-    // A file that is missing by now must not hide how the cluster is.
+    // A missing file must not hide the cluster's status.
     let brought = load::brought_files(&ledger).unwrap_or_else(|error| {
         output::talk(&format!("warning: {error}\n"));
         Default::default()

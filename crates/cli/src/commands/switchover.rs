@@ -1,4 +1,4 @@
-//! `quorate switchover`: shows who takes over from whom, asks, and runs the same loop as `apply`.
+//! `quorate switchover`: shows which member takes over, asks, and runs the same loop as `apply`.
 
 use quorate_control::verbs::Cluster;
 use quorate_control::verbs::switchover::{self, Switchover};

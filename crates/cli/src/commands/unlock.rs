@@ -1,4 +1,4 @@
-//! `quorate unlock`: breaks the lock of a controller that has died, with consent.
+//! `quorate unlock`: breaks the lock of a dead controller, with consent.
 
 use quorate_control::ledger::is_alive_here;
 

@@ -1,4 +1,4 @@
-//! `quorate up`: a cluster on this machine with no file at all, through the same path as any other.
+//! `quorate up`: creates a cluster on this machine without a file, through the same code as any other cluster.
 
 mod postgres;
 
@@ -71,11 +71,11 @@ async fn new_spec(context: &Context, options: &cli::Up) -> Result<ClusterSpec, E
     let hint = "names have lower case letters, digits and hyphens";
     let mut spec =
         generated(&options.name, members.into(), version, auth).map_err(|e| Error::refused(e.to_string(), hint))?;
-    // A release that is newer than this quorate runs from where it was found.
+    // A release newer than this quorate runs from its path.
     if let Some((path, _)) = found.filter(|_| versions::newest_before(version).is_some()) {
         spec.clusters[0].etcd.binary = Some(Binary::Path(path));
     }
-    // Checked as a file would be, so that what is refused or warned about there is so here.
+    // Checked like a file, with the same refusals and warnings.
     let document = Document::parse("up", &spec.to_yaml()).expect("what quorate writes is YAML");
     for problem in document.spec(&HostFacts::default()).problems {
         let hint = problem.hint.unwrap_or_default();
@@ -88,7 +88,7 @@ async fn new_spec(context: &Context, options: &cli::Up) -> Result<ClusterSpec, E
     Ok(spec.clusters.into_iter().next().expect("one was generated"))
 }
 
-/// So many processes on one machine may be a slip of the keyboard.
+/// This many processes on one machine may be a typing error.
 fn agree(members: u16, yes: bool) -> Result<(), Error> {
     if yes || members <= MANY {
         return Ok(());

@@ -1,4 +1,4 @@
-//! Backups, for people and for scripts: what there is, what a verification found, what a prune would remove.
+//! Backups, for people and for scripts: the list, the result of a verification, and what a prune would remove.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,21 +15,21 @@ use serde::Serialize;
 use super::page::{Look, Page, Style};
 use super::{size, table};
 
-/// All that is known of a cluster's backups.
+/// Everything known about a cluster's backups.
 #[derive(Debug, Serialize)]
 pub struct Listing {
     pub cluster: String,
-    /// The places that were looked at.
+    /// The stores that were read.
     pub places: Vec<String>,
     /// Oldest first.
     pub backups: Vec<Listed>,
-    /// The key that signs them; none: who made them is not known.
+    /// The key that signs them; none: their origin is unknown.
     pub signed_by: Option<Signer>,
-    /// Of what is not in any backup that can be used.
+    /// Damage outside of usable backups.
     pub damage: BTreeSet<String>,
-    /// Of a cluster that had this name before.
+    /// Backups of an earlier cluster with this name.
     pub of_others: BTreeSet<BackupId>,
-    /// Ids of which there are only remains.
+    /// Ids with only leftovers.
     pub unfinished: BTreeSet<BackupId>,
 }
 
@@ -49,7 +49,7 @@ pub struct Listed {
     pub encrypted: bool,
     /// Whether the cluster's key has signed it.
     pub signed: bool,
-    /// When it was last proven, all of it.
+    /// When all of it was last verified.
     pub verified_at: Option<Timestamp>,
     /// Why the last verification failed.
     pub verify_failed: Option<String>,
@@ -81,7 +81,7 @@ impl Listing {
     }
 }
 
-/// A name may have been used before: what is older than all that is ours was made then.
+/// A name may have been used before: anything older than all of this cluster's backups is from then.
 fn is_of_others(catalog: &Catalog, damage: &Damage) -> bool {
     let ours = catalog.fulls.first().is_none_or(|first| damage.id() < first.id());
     matches!(damage, Damage::Foreign { .. }) && ours
@@ -136,7 +136,7 @@ fn listed(full: &Full) -> Vec<Listed> {
     vec![row, changes]
 }
 
-/// Columns that a narrow terminal does without, the least needed first. An ID begins with the time, and the places are
+/// Columns that a narrow terminal omits, the least important first. An ID begins with the time, and the stores are
 /// named below the table.
 const DROPPED: [usize; 5] = [8, 3, 1, 6, 4];
 
@@ -211,7 +211,7 @@ pub fn shown(at: Timestamp) -> String {
     at.strftime("%Y-%m-%d %H:%M:%S").to_string()
 }
 
-/// What was proven, or was not.
+/// The result of a verification.
 #[derive(Debug, Serialize)]
 pub struct Verified {
     pub id: BackupId,
@@ -228,7 +228,7 @@ pub struct Verified {
     pub compared_with_living: bool,
     /// The members that hold the same.
     pub compared_with: Vec<String>,
-    /// The member that it was read from, whose word alone proves little.
+    /// The member that it was read from, whose report alone proves little.
     #[serde(skip)]
     from_member: String,
 }
@@ -316,7 +316,7 @@ pub struct PruningPlace {
     pub place: String,
     pub keep: Vec<Kept>,
     pub remove: Vec<BackupId>,
-    /// Remains of backups that were never finished.
+    /// Leftovers of unfinished backups.
     pub unfinished: Vec<BackupId>,
 }
 

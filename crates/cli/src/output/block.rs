@@ -130,7 +130,7 @@ cluster demo is down: 0 of 1 voter is healthy, quorum is 1
     }
 
     #[test]
-    fn a_given_home_is_part_of_each_command_and_passwords_are_only_pointed_at() {
+    fn a_given_home_is_part_of_each_command_and_passwords_are_not_printed() {
         let context = Context::new(Home::new("/my home"), true);
         let mut ledger = ledger(ClientAuth::Password);
         let text = shown(&ledger, &context);

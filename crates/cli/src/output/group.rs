@@ -1,4 +1,4 @@
-//! Steps of a plan, grouped: what is done alike for several members in a row is one entry with their names.
+//! Groups the steps of a plan: consecutive steps that are the same for several members become one entry with their names.
 
 use quorate_core::kinds::etcd::safety::Strength;
 use quorate_core::model::MemberName;
@@ -10,12 +10,12 @@ pub struct Group<'a> {
     first: usize,
     /// How many steps it stands for.
     steps: usize,
-    /// Empty: a single step, which says itself whom it is about.
+    /// Empty: a single step, whose text names its member.
     pub members: Vec<&'a MemberName>,
     pub deeds: Vec<Deed<'a>>,
 }
 
-/// What is done, in words that fit each member of the group.
+/// The action, in words that fit each member of the group.
 pub struct Deed<'a> {
     pub step: &'a Step,
     pub action: String,
@@ -32,7 +32,7 @@ impl Group<'_> {
         }
     }
 
-    /// Members that are interrupted are so one after another.
+    /// Members that are interrupted are interrupted one after another.
     pub fn who(&self) -> String {
         let in_turn = !self.is_harmless();
         let names: Vec<&str> = self.members.iter().map(|member| member.as_str()).collect();
@@ -73,7 +73,7 @@ pub fn groups(plan: &Plan) -> Vec<Group<'_>> {
     groups
 }
 
-/// How many steps from here on say the same of different members.
+/// How many steps from here on are the same for different members.
 fn run(plan: &Plan, at: usize) -> usize {
     let alike = |n: &usize| {
         let (one, other) = (deed(plan, at, true), deed(plan, *n, true));

@@ -1,11 +1,11 @@
-//! The history of a cluster, for people: the runs of quorate, and below each its steps.
+//! The history of a cluster, for people: the runs of quorate, each with its steps.
 
 use jiff::Timestamp;
 use quorate_control::run::history::{Ending, Entry};
 
 use super::page::{Page, Style};
 
-/// Where the text of a step begins.
+/// The column of a step's text.
 const MARGIN: usize = 25;
 
 pub fn page(entries: &[Entry]) -> Page {

@@ -1,4 +1,4 @@
-//! What is printed: data to stdout, messages to stderr. Rendering is pure and writes to text; only this file prints.
+//! Output: data to stdout, messages to stderr. Rendering is pure and writes to text; only this file prints.
 
 pub mod backup;
 pub mod block;
@@ -22,8 +22,7 @@ use crate::error::Error;
 use page::Page;
 pub use table::text as table;
 
-/// Stdout, for data. A reader that has exited, such as `head`, changes nothing about how a command ends: what is left to
-/// print is dropped.
+/// Stdout, for data. If the reader has exited, such as `head`, the rest is dropped and the exit code does not change.
 pub struct Data<'a> {
     stdout: StdoutLock<'a>,
     is_read: bool,
@@ -57,7 +56,7 @@ impl Write for Data<'_> {
     }
 }
 
-/// Prints data for people. Nothing in it can steer a terminal.
+/// Prints data for people. It cannot control the terminal.
 pub fn print(text: &str) -> Result<(), Error> {
     print_exactly(&plain::text(text))
 }
@@ -72,7 +71,7 @@ pub fn print_exactly(text: &str) -> Result<(), Error> {
     stream(text).map(drop)
 }
 
-/// Prints data of which more may come. Returns whether anybody still reads it.
+/// Prints data of which more may come. Returns whether it is still being read.
 pub fn stream(text: &str) -> Result<bool, Error> {
     let mut data = Data::open();
     data.write_all(text.as_bytes()).and_then(|()| data.flush()).map_err(Error::Output)?;
@@ -85,7 +84,7 @@ pub fn print_json(value: &impl Serialize) -> Result<(), Error> {
     print_exactly(&plain::json(&text))
 }
 
-/// Prints a message. Nobody may be listening, which is no reason to stop.
+/// Prints a message. Errors are ignored, because stderr may be closed.
 pub fn talk(text: &str) {
     talk_page(&Page::written(text));
 }
@@ -99,7 +98,7 @@ pub fn draw(sequence: &str, text: &str) {
     let _ = io::stderr().lock().write_all(format!("{sequence}{}", plain::text(text)).as_bytes());
 }
 
-/// Whether somebody can be asked.
+/// Whether the operator can be asked.
 pub fn can_ask() -> bool {
     io::stdin().is_terminal() && io::stderr().is_terminal()
 }

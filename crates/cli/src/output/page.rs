@@ -1,5 +1,5 @@
-//! Text for people with styles and hanging indents. It fits the terminal it is shown on: long lines wrap at spaces, and
-//! colour is added where the reader wants it. Nothing depends on colour alone, and text from outside cannot add any.
+//! Text for people, with styles and hanging indents. Long lines wrap at spaces to fit the terminal, and colour is
+//! optional. Nothing depends on colour alone, and foreign text cannot add colour.
 
 use std::fmt::Write;
 
@@ -33,7 +33,7 @@ impl Style {
 /// How a page is shown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Look {
-    /// `None`: nobody reads it at a terminal, and lines are as long as they are.
+    /// `None`: not a terminal, so lines are not wrapped.
     pub width: Option<usize>,
     pub colour: bool,
 }
@@ -46,7 +46,7 @@ pub struct Page {
 #[derive(Clone, Debug, Default)]
 struct Line {
     spans: Vec<(Style, String)>,
-    /// Where the rest of a line that wraps begins; `None`: it must not wrap, because somebody may copy it.
+    /// The column of a wrapped line's continuation; `None`: it must not wrap, because it may be copied.
     hang: Option<usize>,
 }
 
@@ -99,8 +99,8 @@ impl Page {
         self.lines.extend(other.lines);
     }
 
-    /// Lines that are written already. Each wraps two columns deeper than it begins, and its first word says how it is
-    /// meant: `error:`, `warning:`.
+    /// Preformatted lines. Each wraps two columns deeper than it begins, and its first word is its level: `error:`,
+    /// `warning:`.
     pub fn written(text: &str) -> Self {
         let mut page = Page::new();
         for line in text.lines() {
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn only_our_own_colours_reach_the_terminal() {
+    fn only_quorates_own_colours_reach_the_terminal() {
         let mut page = Page::new();
         page.line(2, [(Style::Red, "blocked: "), (Style::Plain, "it said \u{1b}[32mfine\u{1b}[0m")]);
         let look = Look { width: None, colour: true };

@@ -1,6 +1,6 @@
-//! Text from machines, specs and stores, made safe for a terminal. Anyone who controls a machine controls its log: escape sequences in
-//! it could hide lines, change the title of a window or answer a question for the operator, and marks of writing direction can
-//! make a line read as something else. All of them are shown as what they are.
+//! Makes text from machines, specs and stores safe for a terminal. Anyone who controls a machine controls its log: escape sequences
+//! could hide lines, change a window's title or answer a prompt for the operator, and marks of writing direction can make a line read
+//! differently. All of them are printed visibly.
 
 use std::borrow::Cow;
 use std::fmt::Write;

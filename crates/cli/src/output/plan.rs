@@ -1,5 +1,5 @@
-//! A plan in words and in JSON: what changes, each step with its reason, then what remains waiting or refused. Steps that
-//! are the same for several members stand together. One cluster after another, so a fleet need not fit in memory.
+//! A plan as text and as JSON: what changes, each step with its reason, then what is waited for or refused. Steps that
+//! are the same for several members are grouped. Clusters are rendered one at a time, so a fleet need not fit in memory.
 
 use std::fmt::Write;
 
@@ -12,15 +12,15 @@ use super::group::{self, Deed};
 use super::page::{Page, Style};
 use quorate_core::text::plural;
 
-/// How much is told of each step.
+/// The level of detail for each step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Detail {
     Reasons,
-    /// Also how strong the cluster is while the step runs.
+    /// Also the cluster's fault tolerance while the step runs.
     Explained,
 }
 
-/// What all plans of one run come to.
+/// The totals of all plans of one run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct Summary {
     pub clusters: usize,
@@ -88,7 +88,7 @@ fn listed(plan: &Plan, detail: Detail) -> Page {
     let mut page = Page::new();
     let groups = group::groups(plan);
     let width = groups.iter().map(|group| group.label().len()).max().unwrap_or(0);
-    // Said again only when it is another.
+    // Repeated only when it differs.
     let mut said = None;
     for group in &groups {
         let label = format!("  {:>width$}. ", group.label());
@@ -137,8 +137,8 @@ fn explained(strength: Option<&Strength>) -> String {
     format!("{} (quorum {quorum}), {tolerates}", healthy_of(*healthy, *voters))
 }
 
-/// What is refused, by which rule, and what can be done. A rule and a remedy that several refusals in a row share are
-/// printed once, below the last of them.
+/// Refusals, with their rule and remedy. Consecutive refusals that share both have them printed once, below the last
+/// one.
 pub fn blocked(cluster: &str, refusals: &[UnsafeBecause]) -> Page {
     let mut page = Page::new();
     let way_on = |because: &UnsafeBecause| (because.rule().to_string(), remedy(cluster, because));
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_numbers_its_steps_and_tells_what_remains() {
+    fn a_plan_numbers_its_steps_and_shows_what_remains() {
         let expected = "\
 cluster demo: 2 steps
   note: machines are emulated
@@ -279,7 +279,7 @@ cluster demo: 2 steps
     }
 
     #[test]
-    fn an_explained_plan_tells_how_strong_the_cluster_is_while_each_step_runs() {
+    fn an_explained_plan_shows_the_fault_tolerance_during_each_step() {
         let text = shown(&plan(), Detail::Explained);
         let lines: Vec<&str> = text.lines().filter_map(|l| l.trim().strip_prefix("while it runs: ")).collect();
         let expected = [
@@ -292,7 +292,7 @@ cluster demo: 2 steps
     }
 
     #[test]
-    fn a_settled_cluster_is_said_to_be_so() {
+    fn a_converged_cluster_is_reported_as_such() {
         let settled = Plan {
             steps: Vec::new(),
             changes: Vec::new(),

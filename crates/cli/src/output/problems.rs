@@ -1,4 +1,4 @@
-//! The problems of a spec, for people: each with the line of the file that it is about, a mark below, and a hint.
+//! The problems of a spec, for people: each with its line of the file, a mark below, and a hint.
 
 use quorate_core::spec::{Problem, Severity};
 

@@ -1,5 +1,5 @@
-//! Progress of a run, on stderr. On a terminal each member has a line that is redrawn in place with its stage; elsewhere
-//! a line is written when a step begins and when it is done. It never delays the loop that it reports on.
+//! Progress of a run, on stderr. On a terminal each member has a line that is redrawn in place; elsewhere a line is
+//! written when a step begins and when it ends. It never delays the run.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -18,15 +18,15 @@ use super::{ask, can_ask, draw, talk, talk_page, terminal};
 use crate::saved_plan::deed;
 use quorate_core::text::plural;
 
-/// Twenty times a second is fluent, and costs nothing.
+/// Twenty times a second looks smooth, and costs nothing.
 const REDRAW: Duration = Duration::from_millis(50);
 
 pub struct Progress {
     terminal: bool,
     state: RefCell<State>,
-    /// The steps that destroy something and that somebody has agreed to. None: to whatever is necessary.
+    /// The confirmed steps that destroy something. None: everything necessary is confirmed.
     agreed: Option<RefCell<BTreeSet<String>>>,
-    /// Nothing is drawn over a question.
+    /// Nothing is drawn over a prompt.
     asking: Cell<bool>,
 }
 
@@ -34,7 +34,7 @@ struct State {
     cluster: String,
     started: Instant,
     members: BTreeMap<MemberName, Row>,
-    /// What is done for the cluster as a whole, or waited for.
+    /// Steps for the cluster as a whole, and what is waited for.
     note: String,
     /// What was printed as waiting since the last step.
     told: HashSet<String>,
@@ -96,7 +96,7 @@ impl Progress {
         }
     }
 
-    /// Takes back what was drawn and is not the end.
+    /// Removes what was drawn and is not final.
     pub fn clear(&self) {
         let mut state = self.state.borrow_mut();
         let cleared = state.clear();
@@ -232,7 +232,7 @@ impl State {
         self.note = waiting.map(|w| format!("waiting for {w}")).unwrap_or_default();
     }
 
-    /// What is waited for, where it was not printed since the last step. Waits that come and go are printed once.
+    /// Waits that were not printed since the last step. Recurring ones are printed once.
     fn newly_waiting(&mut self, decision: &Decision) -> Option<String> {
         if !decision.steps.is_empty() {
             self.told.clear();
@@ -295,7 +295,7 @@ impl State {
     }
 }
 
-/// What a wait is about, without the numbers that change while it lasts. etcd's last words make it another, once.
+/// The key of a wait, without the numbers that change meanwhile. A last log line of etcd makes it a different one, once.
 fn subject(waiting: &WaitingFor) -> String {
     let has_words = matches!(waiting, WaitingFor::EtcdToStay { last_words, .. } | WaitingFor::ServiceToStay { last_words, .. } if !last_words.trim().is_empty());
     format!("{:?} {has_words}", waiting.subject())
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn each_wait_is_told_once_until_a_step_is_done() {
+    fn each_wait_is_printed_once_until_a_step_is_done() {
         let progress = Progress::new("demo", ["etcd-1"].into_iter(), None, None);
         let mut state = progress.state.borrow_mut();
         let decision = |waiting: Vec<WaitingFor>| Decision { waiting, ..Decision::default() };

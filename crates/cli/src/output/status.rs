@@ -1,4 +1,4 @@
-//! The status of clusters, for people: a table, what ails whom, and one line of verdict.
+//! The status of clusters, for people: a table, the problems of each member, and a one-line verdict.
 
 mod postgres;
 
@@ -30,7 +30,7 @@ pub fn page(status: &Status, look: Look) -> Page {
             page.line(2, [(Style::Bold, name.as_str()), (Style::Plain, " is "), health, (Style::Plain, &why)]);
         }
     }
-    // Of a cluster that is off by wish, the verdict says enough.
+    // For a cluster that was switched off, the verdict is enough.
     for member in status.members.iter().filter(|_| status.verdict != Verdict::Off) {
         if let Some(why) = &member.why {
             let style = health_style(member.health);
@@ -52,7 +52,7 @@ pub fn page(status: &Status, look: Look) -> Page {
     }
     for member in &status.members {
         if let Some(trouble) = &member.log_source_trouble {
-            page.plain(2, &format!("{}: the configuration for its logs is not followed: {trouble}", member.member));
+            page.plain(2, &format!("{}: cannot follow its log forwarding configuration: {trouble}", member.member));
         }
     }
     for alarm in &status.alarms {
@@ -92,7 +92,7 @@ fn head(page: &mut Page, status: &Status) {
     }
 }
 
-/// Said only until the cluster serves.
+/// Printed only until the cluster serves.
 fn stage(formation: &str) -> &'static str {
     match formation {
         "unformed" => ", not bootstrapped",
@@ -143,7 +143,7 @@ fn health_style(health: &str) -> Style {
     }
 }
 
-/// Columns that a narrow terminal does without, the least needed first.
+/// Columns that a narrow terminal omits, the least important first.
 const DROPPED: [usize; 7] = [7, 1, 10, 8, 9, 6, 5];
 
 fn members(status: &Status) -> Vec<Vec<table::Cell>> {
@@ -212,7 +212,7 @@ fn validity_left(left: SignedDuration) -> String {
 
 fn leaves(member: &MemberStatus) -> String {
     match member.member.is_former() {
-        true => format!("it is a former machine of {}, which has another by now", member.member.seat()),
+        true => format!("it is a former machine of {}, which has a newer one", member.member.seat()),
         false => String::from("the spec no longer names it"),
     }
 }
@@ -222,7 +222,7 @@ fn pending(page: &mut Page, status: &Status) {
         let steps = plural(status.pending.steps, "step");
         page.plain(2, &format!("{steps} to take: `quorate plan {}` shows what `apply` would do", status.cluster));
     }
-    // What the lines of the members say already is not repeated.
+    // The members' lines are not repeated.
     let said = |waiting: &&String| {
         let of_member = |m: &MemberStatus| m.why.as_ref().is_some_and(|why| waiting.contains(why.trim_end()));
         status.members.iter().any(|m| waiting.contains(m.member.as_str()) && of_member(m))
@@ -330,7 +330,7 @@ down: 1 of 2 voters are healthy, quorum is 2
     }
 
     #[test]
-    fn what_is_left_of_a_certificate_is_told_in_hours_at_the_end() {
+    fn the_remaining_validity_is_shown_in_hours_at_the_end() {
         let left = |hours: i64, minutes: i64| {
             validity_left(SignedDuration::from_hours(hours) + SignedDuration::from_mins(minutes))
         };
@@ -340,7 +340,7 @@ down: 1 of 2 voters are healthy, quorum is 2
     }
 
     #[test]
-    fn a_disk_that_is_too_slow_for_etcd_is_told_with_its_number() {
+    fn a_disk_that_is_too_slow_for_etcd_is_reported_with_its_latency() {
         let mut status = status();
         status.members[0].fsync_micros = Some(10_000);
         assert!(!full(&status).contains("slow"));
@@ -354,7 +354,7 @@ down: 1 of 2 voters are healthy, quorum is 2
         let mut status = status();
         status.members.push(member("etcd-2.1", "healthy", None));
         let text = full(&status);
-        let told = "etcd-2.1 leaves: it is a former machine of etcd-2, which has another by now\n";
+        let told = "etcd-2.1 leaves: it is a former machine of etcd-2, which has a newer one\n";
         assert!(text.contains(told), "{text}");
     }
 

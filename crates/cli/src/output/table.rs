@@ -1,5 +1,5 @@
-//! Tables: each column as wide as its widest cell. Where the terminal is too narrow, columns are left out, the least
-//! needed first.
+//! Tables: each column is as wide as its widest cell. If the terminal is too narrow, the least important columns are
+//! left out.
 
 use super::page::{Look, Page, Style};
 

@@ -1,4 +1,4 @@
-//! What is known of the terminal: its width, and whether colour is wanted.
+//! The terminal: its width, and whether to use colour.
 
 use std::io::{self, IsTerminal};
 use std::os::fd::AsFd;
@@ -21,7 +21,7 @@ pub enum Colour {
 
 static WANTED: OnceLock<Colour> = OnceLock::new();
 
-/// What the command line says; the first call counts.
+/// The command line's setting; the first call counts.
 pub fn want(colour: Colour) {
     let _ = WANTED.set(colour);
 }

@@ -1,5 +1,5 @@
-//! What a backup or the preparation of a restore is doing, on stderr: on a terminal in one line that is redrawn, elsewhere a line when
-//! something else begins, and now and then while it lasts.
+//! Progress of a backup or of the preparation of a restore, on stderr: on a terminal one line that is redrawn, elsewhere a line for
+//! each stage and occasional updates.
 
 use std::io::IsTerminal;
 use std::mem::{Discriminant, discriminant};
@@ -12,7 +12,7 @@ use quorate_control::backup::{Doing, Teller};
 use super::{draw, size, talk, terminal};
 
 const REDRAW: Duration = Duration::from_millis(100);
-/// Into a file or a log, the same thing is printed that often.
+/// How often the same line is repeated in a file or a log.
 const AGAIN: Duration = Duration::from_secs(5);
 
 pub struct Working {
@@ -35,7 +35,7 @@ impl Working {
         Working { terminal: std::io::stderr().is_terminal(), log: false, state: Mutex::default() }
     }
 
-    /// For what stays for long.
+    /// For long-lasting work.
     pub fn log() -> Self {
         Working { terminal: std::io::stderr().is_terminal(), log: true, state: Mutex::default() }
     }
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_that_takes_time_is_told() {
+    fn everything_that_takes_time_is_reported() {
         assert_eq!(text(Doing::Reading { member: "etcd-2", bytes: 0 }).unwrap(), "reading the snapshot of etcd-2");
         let told = text(Doing::Reading { member: "etcd-2", bytes: 5 << 20 }).unwrap();
         assert_eq!(told, "reading the snapshot of etcd-2: 5 MiB");

@@ -1,5 +1,5 @@
-//! Users and roles on real clusters: they can do what the spec says and nothing else, they follow the spec when it changes,
-//! and what other tools made is left alone.
+//! Users and roles on real clusters: they can do what the spec says and nothing else, they change with the spec, and what
+//! other tools created is left alone.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -179,7 +179,7 @@ fn a_declared_user_by_password() {
 }
 
 #[test]
-fn roots_password_may_be_brought() {
+fn roots_password_can_be_user_provided() {
     let sandbox = Sandbox::new(&newest());
     sandbox.file("root.password", "it's mine\n");
     apply(&sandbox, &spec(1, &newest(), "client_auth: password", "auth: {root_password_file: root.password}")).ok();

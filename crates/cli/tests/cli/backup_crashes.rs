@@ -1,6 +1,6 @@
-//! Fifty random instants at which quorate is killed while it makes, removes and rekeys backups and restores from them. Whatever it was doing,
-//! the same command re-run ends well: what is listed is whole and can be proven, what was there before is there still, and the
-//! cluster is settled, on old data or on new, and never on both.
+//! quorate is killed at fifty random instants while it takes, removes and rekeys backups and restores from them. The same command, re-run,
+//! always succeeds: every listed backup is complete and can be verified, earlier backups still exist, and the cluster has converged on
+//! either the old or the new data, never on both.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

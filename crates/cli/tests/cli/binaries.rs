@@ -1,5 +1,5 @@
-//! Where etcd comes from, by the real program: a path, an archive with its checksum, a mirror, Debian's package. What does
-//! not fit is told and never started.
+//! Sources of etcd, with the real program: a path, an archive with its checksum, a mirror, Debian's package. A program
+//! that does not match is reported and never started.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,4 +1,4 @@
-//! Certificates on real clusters: signed by a given CA, brought ready-made, renewed and changed while etcd runs on.
+//! Certificates on real clusters: signed by a user-provided CA, user-provided themselves, renewed and replaced while etcd runs.
 
 use std::fs;
 use std::process::Command;

@@ -1,5 +1,5 @@
-//! Changes of living clusters at the command line: every row of the table in docs/changes.md, on real etcd. What clients
-//! see meanwhile is the drill's to judge (`cargo xtask drill`); here it is the way, the refusals and the end.
+//! Changes of running clusters at the command line: every row of the table in docs/changes.md, on real etcd. The drill
+//! checks what clients see meanwhile (`cargo xtask drill`); these tests check the steps, the refusals and the result.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -230,7 +230,7 @@ fn a_healthy_member_is_replaced_and_the_leader_too() {
 }
 
 #[test]
-fn a_member_with_a_pinned_address_goes_before_its_successor_comes() {
+fn a_member_with_a_pinned_address_leaves_before_its_successor_joins() {
     let members = format!("{{name: etcd-1}}, {{name: etcd-2, address: {}}}, {{name: etcd-3}}", address(11));
     let living = Living::new(3, V35, "", "");
     living.edit(&members, V35, "", "");
@@ -304,7 +304,7 @@ fn a_wiped_disk_means_a_replacement() {
 }
 
 #[test]
-fn data_that_has_gone_back_in_time_is_never_started_and_means_a_replacement() {
+fn outdated_data_is_never_started_and_leads_to_a_replacement() {
     let living = Living::new(3, V35, "", "");
     let member = living.follower();
     let etcd = living.processes_of(&member, "/etcd --").expect("its etcd");
@@ -324,7 +324,7 @@ fn data_that_has_gone_back_in_time_is_never_started_and_means_a_replacement() {
 }
 
 #[test]
-fn a_learner_that_nobody_answers_for_is_removed_and_blocks_nobody() {
+fn a_learner_without_an_answer_is_removed_and_blocks_nothing() {
     let living = Living::new(3, V35, "", "");
     eventually("etcd lets members join", 15, || {
         let peer = format!("--peer-urls=https://{}:2380", address(21));
@@ -338,7 +338,7 @@ fn a_learner_that_nobody_answers_for_is_removed_and_blocks_nobody() {
 }
 
 #[test]
-fn a_lost_majority_is_refused_with_numbers_and_recovered_on_the_operators_word() {
+fn a_lost_majority_is_refused_with_numbers_and_recovered_after_confirmation() {
     let living = Living::new(3, V35, "", "");
     living.fill();
     let refused = living.sandbox.quorate(&["recover", "c", "--yes"]).expect(3).text();

@@ -1,4 +1,4 @@
-//! Clocks that are wrong, with `faketime`: what still works, and what an operator is told where it cannot.
+//! Wrong clocks, with `faketime`: what still works, and the error messages where it does not.
 
 use std::process::Command;
 
@@ -14,7 +14,7 @@ fn with_clock(sandbox: &Sandbox, offset: &str, arguments: &[&str]) -> Run {
 }
 
 #[test]
-fn a_controller_whose_clock_is_off_by_hours_goes_on_and_by_days_is_told_so() {
+fn a_controller_with_a_clock_off_by_hours_works_and_by_days_gets_an_error() {
     let sandbox = Sandbox::new(OLDEST);
     sandbox.file("c.yaml", &spec(1, OLDEST, "", ""));
     sandbox.quorate(&["apply", "c.yaml", "--yes"]).ok();

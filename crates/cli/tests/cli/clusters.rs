@@ -1,5 +1,5 @@
-//! Real clusters of every supported etcd, size and login: they come up, serve whom they should and nobody else, stay as
-//! they are when nothing is wished, and go without a trace.
+//! Real clusters of every supported etcd, size and login: they come up, serve only the clients that they should, do not
+//! change without a request, and leave nothing behind.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

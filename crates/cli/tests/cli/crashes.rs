@@ -1,5 +1,5 @@
-//! Stories of things that die: the controller at any instant, agents, etcds, disks, machines. Whatever was killed, the same
-//! command ends in the same settled cluster; what cannot be had back is refused, and never begun again.
+//! Crashes: of the controller at any instant, of agents, etcd, disks and machines. Whatever was killed, the same command
+//! converges on the same cluster. A loss that cannot be repaired is refused, and never starts an empty cluster.
 
 use std::fs;
 use std::net::TcpStream;
@@ -94,7 +94,7 @@ fn fill(trio: &Trio) {
 }
 
 #[test]
-fn whatever_dies_in_a_settled_cluster_comes_back_with_its_data() {
+fn whatever_is_killed_in_a_converged_cluster_returns_with_its_data() {
     let trio = Trio::up(Login::Password);
     fill(&trio);
     let (held, token) = (contents(&trio), trio.token());
@@ -118,7 +118,7 @@ fn whatever_dies_in_a_settled_cluster_comes_back_with_its_data() {
     trio.assert_settled();
 
     let _round = Round(String::from("everything was killed"));
-    // Agents first, lest they bring back what is killed after them.
+    // Agents first, because they would restart what is killed after them.
     trio.sandbox.agents().into_iter().for_each(|pid| signal(pid, "KILL"));
     trio.sandbox.etcds().into_iter().for_each(|pid| signal(pid, "KILL"));
     eventually("all have ended", 5, || trio.sandbox.processes().is_empty());
@@ -336,7 +336,7 @@ fn a_disk_lost_while_forming_begins_the_formation_again_everywhere() {
 }
 
 #[test]
-fn a_disk_lost_after_forming_is_replaced_and_never_made_a_cluster_of_its_own() {
+fn a_disk_lost_after_bootstrap_is_replaced_and_never_becomes_a_second_cluster() {
     let trio = Trio::up(Login::Certificate);
     fill(&trio);
     let held = contents(&trio);

@@ -1,4 +1,4 @@
-//! `quorate discovery serve` with real etcd members of every version, started as somebody without quorate would start them.
+//! `quorate discovery serve` with real etcd members of every version, started without quorate.
 
 mod in_cluster;
 mod requests;

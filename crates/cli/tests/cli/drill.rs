@@ -1,5 +1,5 @@
-//! Stories of rehearsals: what clients record while members and controllers fail is linearizable, nothing that was acknowledged is
-//! lost, nothing is left behind; and a drill that proves nothing, or whose record was tampered with, says so.
+//! Drills: what clients record while members and controllers fail is linearizable, no acknowledged write is lost, nothing is left
+//! behind; and a drill that proves nothing, or whose record was altered, says so.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -218,7 +218,7 @@ fn what_cannot_be_rehearsed_is_refused_before_anything_is_disturbed() {
     refused(&["drill", NAME, "--yes", "--scenario", "earthquake"], "there is no scenario `earthquake`");
     refused(&["drill", NAME, "--yes", "--scenario", "partition-leader"], "needs network: netns");
     refused(&["drill", NAME, "--yes", "--scenario", "kill-learner"], "--during a change that adds a member");
-    refused(&["drill", NAME, "--yes", "--during", "apply trio.yaml"], "only one scenario can be rehearsed");
+    refused(&["drill", NAME, "--yes", "--during", "apply trio.yaml"], "needs exactly one scenario");
     refused(&["drill", "other", "--yes"], "there is no cluster `other`");
     refused(&["drill", "--scenario", "calm"], "no cluster was named");
     trio.sandbox.quorate(&["drill"]).expect(2);

@@ -1,4 +1,4 @@
-//! How commands end: with the code that is documented, no matter who reads their output, and with one word when they are stopped.
+//! How commands end: with the documented exit code, even if their output is not read, and with one message when they are stopped.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::Stdio;
@@ -55,7 +55,10 @@ fn a_full_quota_is_degraded_and_says_what_helps() {
     let refused = sandbox.etcdctl(&version, "c", &["put", "k", "v"]).fails();
     assert!(refused.stderr.contains("database space exceeded"), "{}", refused.stderr);
     let status = sandbox.quorate(&["status", "c"]).expect(5).stdout;
-    assert!(status.contains("degraded: etcd refuses all writes, as the database of etcd-1 has reached"), "{status}");
+    assert!(
+        status.contains("degraded: etcd refuses all writes, because the database of etcd-1 has reached"),
+        "{status}"
+    );
     assert!(status.contains("etcdctl alarm disarm"), "{status}");
 }
 

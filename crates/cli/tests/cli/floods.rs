@@ -1,4 +1,4 @@
-//! Stories of crowds at an agent's port: connections without end, from the very address that the controller comes from.
+//! Floods of connections at an agent's port, from the controller's own address.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};

@@ -1,5 +1,5 @@
-//! `quorate front` before real clusters of three: gRPC and REST through one address, by certificate and by password, while members are
-//! killed, restarted and upgraded behind it; and what strangers try.
+//! `quorate front` in front of real clusters of three: gRPC and REST through one address, by certificate and by password, while
+//! members behind it are killed, restarted and upgraded; and attacks.
 
 mod drill;
 mod machines;
@@ -239,7 +239,7 @@ impl Front {
 }
 
 #[test]
-fn who_says_nothing_or_nonsense_holds_up_nobody() {
+fn silent_or_invalid_clients_delay_no_others() {
     let version = newest();
     let mut front = Front::up(&version, "", AUTH, &["--max-per-address", "40"]);
     let at = format!("{}:{PORT}", address(1));
@@ -431,7 +431,7 @@ fn watches(front: &Front, login: &str) {
 }
 
 #[test]
-fn clients_go_on_while_members_are_killed_hung_restarted_and_upgraded() {
+fn clients_continue_while_members_are_killed_hung_restarted_and_upgraded() {
     let (version, older) = (newest(), newest_of("3.6").expect("etcd 3.6"));
     let front = Arc::new(Front::up(&older, "", AUTH, &["--prefer", "leader"]));
     let app = front.user("app");
@@ -558,7 +558,7 @@ fn curl_lines_written_for_v2_work_on_an_etcd_without_it() {
 }
 
 #[test]
-fn what_cannot_work_is_said_at_the_start() {
+fn what_cannot_work_is_reported_at_the_start() {
     let version = newest();
     let sandbox = Sandbox::new(&version);
     let run = sandbox.quorate(&["front", "nobody", "--listen", &format!("{}:{PORT}", address(1))]).fails();

@@ -1,4 +1,4 @@
-//! Certificates that are made elsewhere, for machines whose addresses are those of their interfaces.
+//! User-provided certificates, for machines whose addresses are those of their interfaces.
 
 use crate::common::{OLDEST, Sandbox};
 

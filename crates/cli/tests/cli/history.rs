@@ -1,5 +1,5 @@
-//! Stories of what an operator does to a living cluster with one verb, and of the history that records it: every step, by whom, why,
-//! and how it ended, no matter what was killed on the way.
+//! Commands on a running cluster, and the history that records them: every step, by whom, why, and how it ended, whatever was killed
+//! meanwhile.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -42,7 +42,7 @@ fn assert_well(trio: &Trio) {
 }
 
 #[test]
-fn an_apply_that_is_killed_and_resumed_is_told_step_by_step() {
+fn the_history_has_every_step_of_a_killed_and_resumed_apply() {
     let trio = Trio::new(Login::Password);
     let interrupted = |steps: &[Value]| steps.iter().filter(|s| s["result"] == "interrupted").count();
     let mut kills = 0;
@@ -182,7 +182,7 @@ fn clients_are_led_to_the_former_machine_while_no_other_serves() {
 }
 
 #[test]
-fn a_cluster_is_recovered_only_when_its_majority_is_lost_and_goes_on_after_a_kill() {
+fn a_cluster_is_recovered_only_when_its_majority_is_lost_and_the_recovery_survives_a_kill() {
     let trio = Trio::up(Login::Certificate);
     trio.etcdctl(&["put", "a", "1"]).ok();
     let refused = trio.sandbox.quorate(&["recover", NAME, "--yes"]).expect(3);

@@ -1,5 +1,5 @@
-//! Stories of people who should not get in: what is stored where they can find it, and what they can do at the ports of an
-//! agent. They learn nothing, change nothing, and the agent lives on and obeys its own controller.
+//! Attackers: what they can read in stored files, and what they can do at an agent's ports. They learn nothing, change
+//! nothing, and the agent keeps obeying its own controller.
 
 use std::fs;
 use std::io::{self, ErrorKind, Read, Write};
@@ -214,7 +214,7 @@ fn noise_stalls_and_crowds_at_the_agents_port_do_not_keep_the_controller_out() {
 }
 
 #[test]
-fn the_controllers_own_certificate_does_not_open_what_is_closed_for_good() {
+fn the_controllers_certificate_does_not_open_a_permanently_closed_agent() {
     let trio = Trio::up(Login::Certificate);
     let (address, agent) = (trio.address("etcd-1"), trio.agent_of("etcd-1").expect("it runs"));
     let ledger = trio.ledger();
@@ -313,7 +313,7 @@ fn health(address: IpAddr, request: &[u8]) -> (u16, String) {
 }
 
 #[test]
-fn the_health_page_tells_health_and_nothing_else() {
+fn the_health_page_shows_only_health() {
     const GET: &[u8] = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n";
     let trio = Trio::up(Login::Certificate);
     let (address, agent) = (trio.address("etcd-1"), trio.agent_of("etcd-1").expect("it runs"));

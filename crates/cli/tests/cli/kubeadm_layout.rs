@@ -1,5 +1,5 @@
-//! Certificates under kubeadm's file names: a living cluster is moved there and back, they are renewed there, and what somebody else
-//! has put there stays.
+//! Certificates under kubeadm's file names: a running cluster moves to that layout and back, certificates are renewed there, and
+//! other programs' files are kept.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,5 +1,5 @@
-//! One member whose agent lies: it answers everything that is read of its etcd from another cluster. A backup that is read from it, or
-//! compared with it, is not good, and nothing is deleted because of it.
+//! A compromised member whose agent answers every read of its etcd from another cluster. A backup that is read from it, or compared
+//! with it, is not good, and nothing is deleted because of it.
 
 use std::collections::BTreeSet;
 use std::fs;

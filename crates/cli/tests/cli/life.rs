@@ -1,4 +1,4 @@
-//! The life of etcd under its agent, at the command line: what a refused change leaves behind, and what outlives its makers.
+//! etcd under its agent, at the command line: what a refused change leaves behind, and what keeps running without quorate.
 
 use std::fs;
 use std::process::{Command, Stdio};

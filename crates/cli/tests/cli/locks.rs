@@ -1,4 +1,4 @@
-//! The lock as operators meet it: it is kept while a run works, however slow that is, and has a way out when its holder is gone.
+//! The lock: it is kept while a run works, however slow that is, and can be broken when its holder is gone.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -20,7 +20,7 @@ fn stored(sandbox: &Sandbox) -> Option<Value> {
 }
 
 #[test]
-fn a_lock_of_a_host_that_is_gone_is_waited_out_or_broken_by_consent() {
+fn a_lock_of_a_host_that_is_gone_expires_or_is_broken_by_consent() {
     let version = newest();
     let sandbox = Sandbox::new(&version);
     sandbox.file("c.yaml", &spec(1, &version, "", ""));

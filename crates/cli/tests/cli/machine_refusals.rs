@@ -1,5 +1,5 @@
-//! What an operator is told whose spec asks libvirt for something that cannot be: with the real program and the real libvirt of
-//! `cargo xtask lab libvirt`, whose machines boot a sector that greets on the console and rests.
+//! Error messages for specs that libvirt cannot fulfil: with the real program and the real libvirt of `cargo xtask lab
+//! libvirt`, whose machines boot a sector that prints a word on the console and halts.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -121,7 +121,7 @@ fn a_network_that_is_not_started_is_named_with_how_to_start_it() {
 
 #[test]
 #[ignore = "needs the libvirt of `cargo xtask lab libvirt`"]
-fn a_disk_that_does_not_fit_is_told_with_both_sizes() {
+fn a_disk_that_does_not_fit_is_reported_with_both_sizes() {
     let run = Wrong { more: ", data_size: 9000GiB", ..Wrong::new() }.refused();
     assert!(run.stderr.contains("the storage pool `quorate-lab` has "), "{}", run.stderr);
     assert!(run.stderr.contains(" left, and the machine of etcd-1 needs 9216001MiB"), "{}", run.stderr);
@@ -129,7 +129,7 @@ fn a_disk_that_does_not_fit_is_told_with_both_sizes() {
 
 #[test]
 #[ignore = "needs the libvirt of `cargo xtask lab libvirt`"]
-fn a_mac_that_another_machine_has_is_told_with_its_name() {
+fn a_mac_that_another_machine_has_is_reported_with_its_name() {
     let directory = tempfile::tempdir().expect("a directory");
     let file = directory.path().join("domain.xml");
     let other = "<domain type='qemu'><name>somebodys</name><memory unit='MiB'>16</memory><os><type>hvm</type></os><devices>\
@@ -147,7 +147,7 @@ fn a_mac_that_another_machine_has_is_told_with_its_name() {
 /// What the spec alone shows is told with file, line and field, and libvirt is not even asked.
 #[test]
 #[ignore = "needs the libvirt of `cargo xtask lab libvirt`"]
-fn what_the_spec_alone_shows_is_told_at_its_place() {
+fn problems_of_the_spec_alone_are_reported_at_their_place() {
     let uri = || String::from("qemu:///system?socket=/nowhere");
     let interface = |text: &str| text.to_owned();
     let two = "network: quorate-lab, network_id: 00000000-0000-4000-8000-000000000000, address: 10.77.1.1, prefix: 16";
@@ -163,7 +163,7 @@ fn what_the_spec_alone_shows_is_told_at_its_place() {
 
 #[test]
 #[ignore = "needs the libvirt of `cargo xtask lab libvirt`"]
-fn a_libvirt_that_is_not_there_is_told_with_its_socket() {
+fn a_missing_libvirt_is_reported_with_its_socket() {
     let uri = String::from("qemu:///system?socket=/nowhere/libvirt-sock");
     Wrong { uri: uri.clone(), ..Wrong::new() }.is_told(&format!(
         "libvirt at {uri} cannot be reached: Failed to connect socket to '/nowhere/libvirt-sock': No such file or directory"
@@ -173,7 +173,7 @@ fn a_libvirt_that_is_not_there_is_told_with_its_socket() {
 /// As another user than root, who is in no group.
 #[test]
 #[ignore = "needs the libvirt of `cargo xtask lab libvirt`"]
-fn whom_libvirt_does_not_let_in_is_told_what_to_become() {
+fn users_without_access_to_libvirt_are_told_which_group_they_need() {
     const NOBODY: u32 = 65534;
     let sandbox = Sandbox::new(OLDEST);
     let file = sandbox.file("c.yaml", &Wrong::new().spec());
@@ -202,7 +202,7 @@ fn whom_libvirt_does_not_let_in_is_told_what_to_become() {
 
 #[test]
 #[ignore = "needs the libvirt of `cargo xtask lab libvirt`"]
-fn a_machine_whose_agent_never_answers_is_given_up_with_what_its_console_said() {
+fn a_machine_without_an_answering_agent_is_given_up_with_its_console_output() {
     let begun = Instant::now();
     let run = Wrong::new().refused();
     assert!(begun.elapsed() < Duration::from_secs(60), "it was to give up after three seconds");

@@ -1,5 +1,5 @@
-//! The real program on real clusters, as an operator or a script runs it: one binary, which links once. What boots machines is in
-//! `machines`.
+//! The real program on real clusters, as an operator or a script runs it: one binary, which links once. Tests that boot machines
+//! are in `machines`.
 
 mod apiserver;
 mod auth;

@@ -1,4 +1,4 @@
-//! A real Prometheus, as Debian has it, scrapes the members of a real cluster at the port that the spec gives them.
+//! A real Prometheus from Debian scrapes the members of a real cluster at the port in the spec.
 
 use std::fs;
 use std::io::{Read, Write};

@@ -1,5 +1,5 @@
-//! Stories of clusters whose members have separate network namespaces: they come up and are reached as others are, can
-//! be cut off and healed, and leave no namespace behind, no matter what is killed on the way. They need root, and say so without.
+//! Clusters whose members have separate network namespaces: they come up and are reached like others, can be cut off and
+//! reconnected, and leave no namespace behind, whatever is killed meanwhile. They need root, and say so otherwise.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};

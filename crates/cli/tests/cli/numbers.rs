@@ -1,5 +1,5 @@
-//! Numbers that one machine reports must not steer the others: a fencing number that no cluster reaches, as from a damaged file or a
-//! machine in other hands.
+//! A number that one machine reports must not influence the others: a fencing number that no cluster reaches, from a damaged file or
+//! a compromised machine.
 
 use std::fs;
 
@@ -26,7 +26,7 @@ fn remembers(sandbox: &Sandbox, machine: &str, fence: u64) {
 }
 
 #[test]
-fn an_agent_that_reports_the_last_fencing_number_blocks_nobody_and_wraps_nothing() {
+fn an_agent_that_reports_the_last_fencing_number_blocks_nothing_and_nothing_wraps() {
     let version = newest();
     let sandbox = Sandbox::new(&version);
     sandbox.file("c.yaml", &spec(3, &version, "", ""));

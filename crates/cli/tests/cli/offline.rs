@@ -117,7 +117,7 @@ fn every_setting_that_init_shows_is_valid() {
 }
 
 #[test]
-fn validate_tells_every_problem_at_its_place() {
+fn validate_reports_every_problem_at_its_place() {
     let operator = Operator::new();
     let file = operator.write("faulty.yaml", FAULTY);
     let checked = operator.run(&["validate", &file]);
@@ -360,7 +360,7 @@ fn a_plan_in_json_keeps_its_shape() {
 }
 
 #[test]
-fn apply_without_a_terminal_wants_a_word_and_does_nothing_without_it() {
+fn apply_without_a_terminal_needs_yes_and_does_nothing_without_it() {
     let operator = Operator::new();
     let file = operator.write("one.yaml", &spec_of(1));
     let applied = operator.run_with(&["apply", &file], "y\n");
@@ -383,7 +383,7 @@ fn up_refuses_a_version_that_loses_data_and_a_name_that_is_none() {
 }
 
 #[test]
-fn output_to_a_reader_that_has_gone_is_no_error() {
+fn output_to_a_closed_pipe_is_no_error() {
     let operator = Operator::new();
     let mut command = Command::new(env!("CARGO_BIN_EXE_quorate"));
     let (reader, writer) = std::io::pipe().unwrap();

@@ -1,5 +1,5 @@
-//! A cluster that a real older quorate made is taken over by the one under test. `cargo xtask lab upgrade` brings the older program, whose
-//! agents speak protocol 2 and whose ledger has format 2.
+//! A cluster of a real older quorate is taken over by the one under test. `cargo xtask lab upgrade` provides the older program, whose
+//! agents use protocol 2 and whose ledger has format 2.
 
 use std::collections::BTreeMap;
 use std::fs;

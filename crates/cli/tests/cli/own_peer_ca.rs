@@ -1,4 +1,4 @@
-//! Clusters that were created before peers had a separate CA get one by `apply`, while clients write.
+//! Clusters that were created before peers had a separate CA: `apply` gives them one, while clients write.
 
 use std::collections::BTreeMap;
 use std::fs;

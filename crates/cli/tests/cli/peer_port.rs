@@ -1,6 +1,6 @@
-//! The peer port: anyone who is accepted there is root, as raft messages carry the name of any user. So no certificate but a
-//! peer's may be, and least of all that of a user. The attack is tried on an etcd whose peers trust the CA of its clients,
-//! where it must succeed, and then on clusters of ours.
+//! The peer port: anyone whom it accepts is root, because Raft messages name any user. So it must accept only peer
+//! certificates, never a user's. The attack is tried on an etcd whose peers trust the CA of its clients, where it must
+//! succeed, and then on quorate's clusters.
 
 use std::fs;
 use std::io;

@@ -1,5 +1,5 @@
-//! Stories of reviewed plans: what is saved is what is shown, it is done without asking while it fits, and refused with what
-//! differs when the world or the spec has moved.
+//! Reviewed plans: the saved steps are those that were shown; they run without asking while they are still right, and are
+//! refused, with the differences, when the cluster or the spec has changed.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

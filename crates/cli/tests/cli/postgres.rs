@@ -1,5 +1,5 @@
-//! Clusters of PostgreSQL under Patroni, on an etcd cluster of ours: created, changed under a writer, damaged, destroyed. No commit that was
-//! confirmed is lost.
+//! PostgreSQL clusters under Patroni, on an etcd cluster of quorate: created, changed under a writer, damaged, destroyed. No confirmed
+//! commit is lost.
 
 mod backups;
 mod bootstrap;
@@ -189,7 +189,7 @@ fn a_cluster_is_created_changed_repaired_and_destroyed_and_no_commit_is_lost() {
     let mut by_password = superuser.clone();
     by_password.retain(|name, _| name != "PGSSLCERT" && name != "PGSSLKEY");
     assert!(psql(&by_password, "select 1").fails().stderr.contains("valid client certificate"));
-    // Whoever only reads leaves the primary alone while there is a standby.
+    // Clients that only read use a standby while there is one.
     let reader = shop.env(&["--user", "shop", "--session", "prefer-standby"]);
     assert_eq!(psql(&reader, "select current_user, pg_is_in_recovery()").ok().stdout, "shop|t\n");
     assert_eq!(shop.env(&["--user", "shop", "--session", "any"])["PGTARGETSESSIONATTRS"], "any");
@@ -249,7 +249,7 @@ fn a_cluster_is_created_changed_repaired_and_destroyed_and_no_commit_is_lost() {
 }
 
 #[test]
-fn members_come_and_go_lose_their_data_and_the_primary_dies() {
+fn members_join_leave_lose_their_data_and_the_primary_is_killed() {
     let shop = Shop::up();
     let user = shop.env(&["--user", "shop"]);
     let writer = Writer::start(user.clone());

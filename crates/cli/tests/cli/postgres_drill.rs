@@ -1,4 +1,4 @@
-//! A drill of PostgreSQL: what clients recorded while the primary was killed is checked, and a record that was tampered with is refused.
+//! A PostgreSQL drill: the clients' record of a killed primary is checked, and an altered record is refused.
 
 use std::fs;
 

@@ -1,5 +1,5 @@
-//! What quorate refuses, by the real program: with a place, what was expected and found, and a way on; and nothing is
-//! made or changed by the attempt.
+//! What quorate refuses, with the real program: each refusal names the place, what was expected and found, and a
+//! remedy; and changes nothing.
 
 use std::fs;
 use std::net::TcpListener;
@@ -72,7 +72,7 @@ fn names_and_types() {
 }
 
 #[test]
-fn every_problem_is_told_at_once() {
+fn every_problem_is_reported_at_once() {
     let sandbox = Sandbox::new(OLDEST);
     let text = after_name("    members: 3\n    etcd: {verzion: 3.6.14}\n");
     refused(&sandbox, &text, &["c.yaml:4:14: error: expected a list", "c.yaml:5:12: error"]);
@@ -191,7 +191,7 @@ fn authorities_that_cannot_sign() {
 }
 
 #[test]
-fn given_leaves_that_lack_something() {
+fn user_provided_leaves_with_missing_names() {
     let sandbox = Sandbox::new(OLDEST);
     sandbox.make_ca("ca", "ec");
     sandbox.make_ca("other", "ec");
@@ -244,7 +244,7 @@ fn given_leaves_that_lack_something() {
 }
 
 #[test]
-fn an_address_that_somebody_uses() {
+fn an_address_in_use() {
     let sandbox = Sandbox::new(OLDEST);
     let taken = address(3);
     let text = spec(1, OLDEST, "", "").replace("{name: etcd-1}", &format!("{{name: etcd-1, address: {taken}}}"));

@@ -1,5 +1,5 @@
-//! A member whose data outlives its machine gets another machine, and keeps its data and its membership: on real etcd, undisturbed and cut
-//! short at every step.
+//! A member whose data outlives its machine gets a new machine, and keeps its data and its membership: on real etcd, undisturbed and
+//! interrupted at every step.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -126,7 +126,7 @@ fn where_the_data_went_with_the_machine_the_member_is_replaced() {
 
 /// A volume may be set back to an earlier state of it while no machine has it: who started on that could vote twice.
 #[test]
-fn kept_data_that_has_gone_back_in_time_is_not_started_on() {
+fn outdated_kept_data_is_not_started() {
     let kept = Kept::up(3);
     let (seats, data) = (kept.seats(), PathBuf::from("root/var/lib/etcd"));
     let copy = |from: PathBuf, to: PathBuf| {

@@ -141,7 +141,7 @@ async fn pause() {
 }
 
 #[test]
-fn a_client_with_a_cache_starts_over_and_never_goes_back_in_time() {
+fn a_client_with_a_cache_lists_again_and_never_sees_an_older_revision() {
     let cluster = BackedUp::up(3, "");
     let runtime = runtime();
     let client = runtime.block_on(async { cluster.client() });
@@ -243,7 +243,7 @@ impl Drop for StockWatch<'_> {
 }
 
 #[test]
-fn watches_of_etcds_own_library_are_told_that_their_revision_is_compacted() {
+fn watches_of_etcds_own_library_get_a_compaction_error() {
     let cluster = BackedUp::up(3, "");
     let etcdctl = |version: &str, arguments: &[&str]| cluster.sandbox.etcdctl(version, NAME, arguments).ok();
     let revision = |version: &str| {

@@ -1,5 +1,5 @@
-//! What becomes of a certificate when its user or its machine is removed: it is refused at the door, and stays so when the name
-//! returns. And how etcd reads the list that says so.
+//! Certificates of a removed user or machine: they are refused on connect, even if the name is declared again. And how etcd
+//! reads its revocation list.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,5 +1,5 @@
-//! Secrets at rest, as an operator meets them: a copy of the ledgers opens nothing, keys are moved, missed and rotated, and what an
-//! earlier version wrote in clear is encrypted by the next `apply`.
+//! Secrets at rest: a copy of the ledgers opens nothing, keys are moved, missing and rotated, and what an earlier version wrote in
+//! clear text is encrypted by the next `apply`.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;

@@ -1,5 +1,5 @@
-//! Somebody who can write to the backup store, and has no key: what he puts there is neither believed nor passed on, and makes nobody
-//! write what he could read. Each attack was once done and worked.
+//! An attacker who can write to the backup store and has no key: his objects are neither trusted nor copied, and never lead to data
+//! that he could read. Each of these attacks worked once.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! What comes from machines and files is shown to a person at a terminal, which must not obey it.
+//! Text from machines and files is shown on a terminal, which must not interpret it.
 
 use std::fs::OpenOptions;
 use std::io::Write;

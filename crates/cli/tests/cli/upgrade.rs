@@ -1,5 +1,5 @@
-//! quorate itself is upgraded: `apply` gives every machine's agent the controller's own program. The programs of other versions here are
-//! copies of the one under test in which the version that it carries was changed.
+//! Upgrades of quorate itself: `apply` gives every machine's agent the controller's program. The other versions here are copies of the
+//! program under test with a different version number.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -172,7 +172,7 @@ fn script(on_check: &str, otherwise: &str) -> Vec<u8> {
 }
 
 #[test]
-fn a_program_that_does_not_come_up_is_given_up_and_the_old_one_goes_on() {
+fn a_program_that_does_not_start_is_rolled_back() {
     let trio = Trio::up(Login::Certificate);
     let fence = trio.ledger()["fence"].as_u64().expect("a number");
     let before = etcds(&trio);
@@ -195,7 +195,7 @@ fn a_program_that_does_not_come_up_is_given_up_and_the_old_one_goes_on() {
     assert_eq!(trio.agent_of("etcd-1"), agent);
     assert!(no_trace());
 
-    // What ends when it is to be the agent gives way to the old one.
+    // A program that exits when it should be the agent is replaced by the old one.
     assert_eq!(send(&script(&good_check, "exit 7")).0, 200);
     eventually("the old agent serves again", 20, || no_trace() && trio.status()["verdict"] == "healthy");
     assert_eq!(trio.agent_of("etcd-1"), agent, "the guardian is the agent again");

@@ -1,4 +1,4 @@
-//! `quorate v2 import`: data of a running etcd 3.4 with v2, and of one of which only the data directory is left.
+//! `quorate v2 import`: data of a running etcd 3.4 with v2, and from a data directory alone.
 
 use std::fs;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! The commands around a running cluster: its state for scripts, its logs, the environment for etcdctl, its memory as a file.
+//! Commands for a running cluster: its state for scripts, its logs, the environment for etcdctl, its ledger as a file.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -12,7 +12,7 @@ use serde_json::Value;
 use crate::common::{OLDEST, Run, Sandbox, eventually, newest, signal, spec};
 
 #[test]
-fn status_tells_degraded_and_down_by_its_exit_code() {
+fn status_reports_degraded_and_down_by_exit_code() {
     let sandbox = Sandbox::new(&newest());
     sandbox.quorate(&["up", "c"]).ok();
     let code = || sandbox.quorate(&["status", "c"]).code;

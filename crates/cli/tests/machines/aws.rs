@@ -1,5 +1,5 @@
-//! The story of a cluster on instances of EC2, as moto's server has them: records, to each of which the lab gives a body, which is an agent
-//! that starts from exactly the user data that the API was given.
+//! A cluster on instances of EC2. moto's server keeps them as records, and the lab runs an agent for each, started from exactly the user
+//! data that the API received.
 
 mod systems;
 
@@ -32,7 +32,7 @@ fn ec2(operation: &str, arguments: Value) -> Value {
     Run::from(command.output().expect("Python runs")).ok().json()
 }
 
-/// Instances that are not terminated, and what else bears the cluster's name, by id.
+/// Instances that are not terminated, and other resources with the cluster's name, by id.
 fn inventory() -> BTreeSet<String> {
     let filter = json!({ "Filters": [{ "Name": "tag:quorate.cluster", "Values": [NAME] }] });
     let lists = [

@@ -1,5 +1,5 @@
-//! A life of machines with data volumes: settings change under writers, machines reboot, agents are restarted, and what is on seed
-//! disks is worth nothing.
+//! Machines with data volumes: settings change under writers, machines reboot, agents restart, and seed disks contain nothing
+//! useful to an attacker.
 
 use std::collections::BTreeSet;
 use std::io::{Read, Write};

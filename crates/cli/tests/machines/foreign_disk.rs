@@ -1,4 +1,4 @@
-//! A data disk that an operator brings, with something on it that is not etcd's: the machine says so, and leaves it as it is.
+//! A user-provided data disk with other content than etcd's: the machine reports it and changes nothing on it.
 
 use std::fs;
 use std::process::Command;

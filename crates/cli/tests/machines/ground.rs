@@ -1,4 +1,4 @@
-//! A cluster of three on machines of the lab's libvirt. Whatever becomes of a story, nothing of its machines stays.
+//! A cluster of three on machines of the lab's libvirt. However a test ends, its machines are removed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;

@@ -1,4 +1,4 @@
-//! Machines on a network of the host's own, through macvtap: the host cannot reach them by network, another host can.
+//! Machines on the host's network through macvtap: the host cannot reach them by network, another host can.
 
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;

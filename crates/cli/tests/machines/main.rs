@@ -1,5 +1,5 @@
-//! Stories of clusters on real machines that libvirt, Incus or OpenStack boots, told at the command line. `cargo xtask lab NAME` brings the
-//! daemon, the image and the patience for it; elsewhere they are passed over.
+//! Clusters on real machines of libvirt, Incus or OpenStack, at the command line. `cargo xtask lab NAME` provides the daemon, the image and
+//! longer timeouts; elsewhere these tests are skipped.
 
 mod aws;
 mod cloud_init;

@@ -1,4 +1,4 @@
-//! The core of what a cluster of machines goes through, on one libvirt network.
+//! The essential operations of a cluster of machines, on one libvirt network.
 
 use crate::ground::{Machines, NETWORK, Wanted, chapter, incarnation, virsh};
 

@@ -1,5 +1,5 @@
-//! The story of a cluster on machines that nova boots: emulated ones, on ports of neutron, with volumes of cinder and the seed on a config
-//! drive. Whatever becomes of it, no server stays.
+//! A cluster on machines that nova boots: emulated ones, on ports of neutron, with volumes of cinder and the seed on a config drive.
+//! However the test ends, its servers are removed.
 
 use std::collections::BTreeSet;
 use std::process::Command;

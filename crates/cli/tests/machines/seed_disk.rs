@@ -1,4 +1,4 @@
-//! What is on the seed disk of a machine that serves: nothing that opens anything.
+//! The seed disk of a running machine contains nothing that grants access.
 
 use std::fs;
 use std::path::{Path, PathBuf};

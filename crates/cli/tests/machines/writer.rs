@@ -1,4 +1,4 @@
-//! A client that writes to a cluster while something else is done to it, and remembers what was acknowledged.
+//! A client that writes to a cluster during a change, and records what was acknowledged.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};

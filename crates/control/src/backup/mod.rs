@@ -1,6 +1,6 @@
-//! What the controller does with backups of every kind: the spec's `backup` section becomes open stores, backups are signed, and the ledger
-//! remembers them. How a backup is taken and restored is in `kinds/NAME/backup`. No credential of a store goes to a machine unless the
-//! machine stores its own backups, and the ledger's lock is never taken: a backup disturbs nobody who changes the cluster meanwhile.
+//! The controller's side of backups of every kind: it opens the stores of the spec's `backup` section, signs backups, and records them in
+//! the ledger. How a backup is taken and restored is in `kinds/NAME/backup`. No store credential is sent to a machine unless the machine
+//! stores its own backups. The ledger's lock is never taken, so a backup does not delay a change of the cluster.
 
 pub(crate) mod note;
 mod sealed;
@@ -16,11 +16,11 @@ pub use vault::{Vault, Which, open_store};
 use crate::ledger::{ExportError, LedgerError};
 use crate::run::error::ControlError;
 
-/// Is told what is being done.
+/// Receives progress reports.
 pub trait Teller: Sync {
     /// Something to know.
     fn say(&self, text: &str);
-    /// What is being done; the next takes its place.
+    /// A progress report; the next one replaces it.
     fn doing(&self, what: Doing<'_>);
 }
 
@@ -46,7 +46,7 @@ pub enum Doing<'a> {
     Replaying {
         revision: i64,
     },
-    /// Work of a machine, in its own words.
+    /// Work of a machine, in the machine's words.
     Working {
         member: &'a str,
         what: &'a str,
@@ -108,16 +108,14 @@ pub enum BackupError {
     Gone { cluster: String },
     #[error("{} cannot be {what}", path.display())]
     File { what: &'static str, path: PathBuf, source: std::io::Error },
-    #[error(
-        "root has another password in {source_of} than this cluster logs in with, so no one could log in after the restore"
-    )]
+    #[error("root has another password in {source_of} than in this cluster, so no one could log in after the restore")]
     RootPassword { source_of: String },
     #[error("the spec says etcd {wanted}, and the backup holds data of {found}: {why}")]
     Version { wanted: String, found: String, why: &'static str },
 }
 
 impl BackupError {
-    /// Whether the same may well succeed later, with nothing done about it.
+    /// Whether the same attempt may succeed later, without any intervention.
     pub fn is_passing(&self) -> bool {
         match self {
             BackupError::Backup(error) => error.is_passing(),

@@ -1,4 +1,4 @@
-//! What the ledger remembers of backups, and what `status` makes of it without asking the store. `destroy` asks.
+//! What the ledger records about backups, and what `status` reports from that without contacting the store. `destroy` contacts it.
 
 use std::time::Duration;
 
@@ -11,11 +11,11 @@ use crate::home::Home;
 use crate::ledger::{LedgerError, Store};
 use quorate_core::text::plural;
 
-/// A controller that holds the lock is waited for so long.
+/// How long to wait for a controller that holds the lock.
 pub(super) const PATIENCE: Duration = Duration::from_secs(15);
 pub(super) const PAUSE: Duration = Duration::from_millis(250);
 
-/// Notes it in the ledger, unless another controller holds that for long. Returns whether it was done.
+/// Records it in the ledger, unless another controller holds that for long. Returns whether it was done.
 pub(crate) async fn write(home: &Home, ledger: &Ledger, record: Option<&BackupRecord>) -> Result<bool, LedgerError> {
     let store = home.store(ledger.spec.name.as_str());
     let until = tokio::time::Instant::now() + PATIENCE;
@@ -47,16 +47,16 @@ pub(crate) fn ledger_of_now(home: &Home, known: &Ledger) -> Ledger {
     read.ok().flatten().filter(same).unwrap_or_else(|| known.clone())
 }
 
-/// What became of the verified backup that the ledger notes.
+/// The state of the verified backup in the ledger.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Confirmed {
-    /// The note, with the revision that the backup still leads to; none where it cannot be relied on.
+    /// The record, with the revision that the backup still reaches; none if it cannot be relied on.
     pub verified: Option<BackupNote>,
     /// Why not.
     pub why_not: Option<String>,
 }
 
-/// How a cluster stands with its backups, as far as the ledger knows.
+/// The state of a cluster's backups, according to the ledger.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct BackupStatus {
     /// The newest full backup.
@@ -65,14 +65,14 @@ pub struct BackupStatus {
     pub verified: Option<NoteStatus>,
     /// The public key that signs them.
     pub signed_by: Option<String>,
-    /// What is wrong, in words; nothing where all is as the spec wants it.
+    /// The problem; empty if everything is as the spec wants it.
     pub problems: Vec<String>,
 }
 
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct NoteStatus {
     pub id: String,
-    /// Up to when it goes, recorded changes included.
+    /// The time that it reaches, including recorded changes.
     pub at: Timestamp,
     pub revision: u64,
     pub verified_at: Option<Timestamp>,
@@ -85,7 +85,7 @@ impl From<&BackupNote> for NoteStatus {
     }
 }
 
-/// `None` where the spec wants no backups.
+/// `None` if the spec wants no backups.
 pub fn standing(ledger: &Ledger, now: Timestamp) -> Option<BackupStatus> {
     let settings = ledger.spec.backup.as_ref()?;
     let record = ledger.backups.as_ref();
@@ -123,17 +123,17 @@ pub fn standing(ledger: &Ledger, now: Timestamp) -> Option<BackupStatus> {
     })
 }
 
-/// When the full backup was begun. What was recorded on top of it since makes it no younger: the schedule is of full ones.
+/// When the full backup was begun. Changes on top of it do not matter here: the schedule is for full ones.
 fn begun(note: &BackupNote) -> Timestamp {
     note.id.parse::<BackupId>().map_or(note.at, |id| id.begun())
 }
 
-/// One that is being made when it is due is not late yet.
+/// A backup that is being taken when it is due is not late yet.
 fn is_late(age: SignedDuration, schedule_ms: u64) -> bool {
     age.as_millis() > i128::from(schedule_ms) + i128::from(schedule_ms / 10)
 }
 
-/// In the largest unit that is not nothing.
+/// In the largest non-zero unit.
 pub(crate) fn in_words(age: SignedDuration) -> String {
     let seconds = age.as_secs().max(0);
     let (number, unit) = match seconds {
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn who_stays_sees_the_ledger_as_it_is_now() {
+    fn a_long_running_process_sees_the_current_ledger() {
         let directory = tempfile::tempdir().unwrap();
         let home = Home::new(directory.path());
         let known = ledger(None);
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_note_waits_for_nobody_who_died() {
+    fn a_note_does_not_wait_for_a_dead_controller() {
         let home = tempfile::tempdir().unwrap();
         let store = Home::new(home.path()).store("demo");
         let mut ledger = ledger(None);

@@ -19,7 +19,7 @@ pub(crate) fn sealed_ledger(home: &Home, known: &Ledger, vault: &Vault, teller: 
         return None;
     }
     let history = History::new(home.history(&vault.cluster)).newest(HISTORY).unwrap_or_default();
-    // A controller that runs for long has known an older one.
+    // A long-running controller knows an older one.
     let ledger = note::ledger_of_now(home, known);
     match export(&ledger, &history, &SealFor::Recipients(recipients.clone())) {
         Ok(sealed) => Some(sealed.into()),

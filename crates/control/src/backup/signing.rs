@@ -1,5 +1,5 @@
-//! The key that signs a cluster's backups is in the ledger, and so is the knowledge of whom to believe. Nothing that is in a store
-//! says so itself. Without a ledger, the operator names the public half, or consents to continue unchecked.
+//! The key that signs a cluster's backups is in the ledger, and so are the keys to trust. A store cannot vouch for itself. Without
+//! a ledger, the operator names the public key, or consents to continue unchecked.
 
 use jiff::Timestamp;
 use quorate_backup::Trust;
@@ -11,7 +11,7 @@ use super::BackupError;
 use super::note::{PATIENCE, PAUSE};
 use crate::home::Home;
 
-/// Whose backups are believed: those of the key that was given; else of the ledger's; else of the one that the spec names.
+/// The key that backups must be signed with: the given one, the ledger's, or the one in the spec, in this order.
 pub fn trust_of(ledger: Option<&Ledger>, spec: &ClusterSpec, given: Option<&Signer>, unsigned: bool) -> Trust {
     let own = ledger.and_then(|ledger| ledger.backup_signing.as_ref());
     let named = || spec.backup.as_ref().and_then(|backup| backup.signed_by.clone());
@@ -20,7 +20,7 @@ pub fn trust_of(ledger: Option<&Ledger>, spec: &ClusterSpec, given: Option<&Sign
     Trust { signer, since, unsigned, now: Timestamp::now() }
 }
 
-/// The SHA-256 of a CA's certificate, as openssl prints it in hexadecimal: people know a cluster by it.
+/// The SHA-256 of a CA's certificate in hexadecimal, like openssl's output: it identifies a cluster for people.
 pub fn fingerprint_of(authority: &AuthorityRecord) -> Option<String> {
     quorate_pki::inspect(&authority.certificate).ok().map(|facts| facts.fingerprint)
 }

@@ -1,4 +1,4 @@
-//! From the spec's `backup` section to open stores. Credentials are read here, and go nowhere but to the store.
+//! Opens the stores of the spec's `backup` section. Credentials are read here and are sent to the store only.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -13,12 +13,12 @@ use quorate_core::spec::{self, BackupSettings, ClusterSpec, Destination, Keep, S
 
 use super::BackupError;
 
-/// The places that hold a cluster's backups, and how the spec wants them to be made.
+/// The stores of a cluster's backups, and the spec's settings for them.
 #[derive(Clone, Debug)]
 pub struct Vault {
     pub cluster: String,
     pub first: Store,
-    /// Gets all that the first one gets. Where it cannot be used, that is no reason to do without the first.
+    /// Gets a copy of everything. If it cannot be used, the first one still is.
     pub second: Option<Result<Store, Arc<BackupError>>>,
     pub settings: Settings,
     pub keep: Keep,
@@ -26,7 +26,7 @@ pub struct Vault {
     pub schedule: SignedDuration,
 }
 
-/// Which of the two places is read.
+/// The store that is read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Which {
     First,
@@ -72,7 +72,7 @@ impl Vault {
     }
 }
 
-/// Opens one of the two places, and does not look at the other: that may be gone.
+/// Opens one of the two stores, without opening the other one, which may be gone.
 pub fn open_store(spec: &ClusterSpec, which: Which) -> Result<Store, BackupError> {
     let backup = settings_of(spec)?;
     let destination = match which {
@@ -146,7 +146,7 @@ fn read_keys(path: &Path) -> Result<StoreKeys, BackupError> {
     let mode = fs::metadata(path).map_err(|error| unusable(error.to_string()))?.permissions().mode();
     if mode & 0o077 != 0 {
         return Err(unusable(format!(
-            "others than its owner may use it (its mode is {:03o}): `chmod 600` it, and consider its keys known",
+            "other users can read it (its mode is {:03o}): `chmod 600` it, and treat its keys as known",
             mode & 0o777
         )));
     }
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_in_a_credentials_file_is_told_without_its_secrets() {
+    fn a_problem_in_a_credentials_file_is_reported_without_its_secrets() {
         let wrong = file("access_key_id=one\nhunter2\n", 0o600);
         let told = read_keys(wrong.path()).unwrap_err().to_string();
         assert!(told.contains("line 2") && !told.contains("hunter2"), "{told}");

@@ -1,4 +1,4 @@
-//! The image of a system container: the files of the system, and what Incus is told of them, in one tarball.
+//! The image of a system container: the files of the system and Incus' metadata, in one tarball.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use serde_json::json;
 use super::tools::run;
 use super::{ImageError, Manifest};
 
-/// Where Incus looks for the files in the tarball.
+/// The directory of the files in Incus' tarball.
 pub(super) const ROOT: &str = "rootfs";
 const METADATA: &str = "metadata.yaml";
 
@@ -18,7 +18,7 @@ pub(super) fn pack(root: &Path, manifest: &Manifest, scratch: &Path) -> Result<P
     fs::write(&metadata, self::metadata(manifest)).map_err(ImageError::file("write", &metadata))?;
     debug_assert!(root.ends_with(ROOT));
     let mut tar = Command::new("tar");
-    // Everything in an order and with a time that follow from the content, so that the same content is the same image.
+    // Order and times follow from the content, so the same content gives the same image.
     tar.args(["--create", "--gzip", "--numeric-owner", "--xattrs", "--sort=name", "--mtime=@0"]);
     tar.arg("--file").arg(&image).arg("--directory").arg(scratch).args([METADATA, ROOT]);
     run(tar.env("GZIP", "-n"))?;

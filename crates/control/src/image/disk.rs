@@ -1,5 +1,5 @@
-//! The disk: one ext4 file system over all of it, without partitions, so that it grows by nothing but being given more room; and
-//! extlinux in its first sectors, so that any BIOS boots it.
+//! The disk: one ext4 file system without partitions, so that it grows with the disk; and extlinux in its first sectors, so that
+//! any BIOS boots it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use super::{ImageError, system};
 
 /// Of the file system. The first file system of the boot finds its root by it.
 pub(super) const LABEL: &str = "quorate-root";
-/// What a serial console shows is what `virsh console` and quorate itself show.
+/// The serial console is the one that `virsh console` and quorate show.
 const KERNEL_ARGUMENTS: &str = "console=tty0 console=ttyS0 quiet";
 const MOUNT: &str = "mounted";
 
@@ -27,14 +27,14 @@ pub(super) fn put_boot_menu(root: &Path, kernel: &str) -> Result<(), ImageError>
     system::put(root, "boot/extlinux/extlinux.conf", text.as_bytes(), 0o644)
 }
 
-/// extlinux cannot read all that ext4 can be: the two features left out are newer than it.
+/// extlinux does not support all features of ext4: the two that are left out are newer than it.
 pub(super) fn make(root: &Path, bytes: u64, scratch: &Path) -> Result<PathBuf, ImageError> {
     let (raw, image) = (scratch.join("disk.raw"), scratch.join("disk.qcow2"));
     let mut command = Command::new("mke2fs");
     command.args(["-q", "-t", "ext4", "-m", "0", "-L", LABEL, "-O", "^64bit,^metadata_csum,^orphan_file"]);
     command.arg("-d").arg(root).arg(&raw).arg(format!("{}k", bytes / 1024));
     run(&mut command).or_else(|error| {
-        // An mke2fs that does not know of a feature does not make it either.
+        // An mke2fs that does not know a feature does not use it either.
         let older = matches!(&error, ImageError::Command { said, .. } if said.contains("orphan_file"));
         if older { run(&mut without_newest(root, bytes, &raw)) } else { Err(error) }
     })?;

@@ -1,5 +1,5 @@
-//! `quorate image import`: the image of a system container or of a virtual machine goes to an Incus server or to OpenStack, under the
-//! versions that its manifest names.
+//! `quorate image import`: imports the image of a system container or virtual machine into an Incus server or OpenStack, named after
+//! the versions in its manifest.
 
 use std::fs;
 use std::io::Read;
@@ -15,10 +15,10 @@ use super::{ImageError, Manifest, manifest_path};
 #[derive(Clone, Debug)]
 pub struct ImportOptions {
     pub file: PathBuf,
-    /// As `incus remote list` names it. None: the server on this host.
+    /// Its name in `incus remote list`. None: the server on this host.
     pub remote: Option<String>,
     pub project: Option<String>,
-    /// How many of the images that were imported before stay, with this one.
+    /// How many imported images to keep, including this one.
     pub keep: usize,
 }
 
@@ -26,10 +26,10 @@ pub struct ImportOptions {
 #[derive(Clone, Debug)]
 pub struct UploadOptions {
     pub file: PathBuf,
-    /// As `clouds.yaml` names it. None: that of the environment.
+    /// Its name in `clouds.yaml`. None: that of the environment.
     pub cloud: Option<String>,
     pub region: Option<String>,
-    /// How many of the images that were uploaded before stay, with this one.
+    /// How many uploaded images to keep, including this one.
     pub keep: usize,
 }
 

@@ -1,5 +1,5 @@
-//! The first file system of a boot: busybox, the modules of virtio disks and networks, and a script that finds the root disk by its label. It
-//! does nothing else, so it is done in a fraction of a second even under software emulation.
+//! The initial file system of a boot: busybox, the modules of virtio disks and networks, and a script that finds the root disk by its
+//! label. It does nothing else, so it takes a fraction of a second even under software emulation.
 
 use std::fs;
 use std::path::Path;
@@ -46,7 +46,7 @@ fn compress(file: &Path) -> Result<(), ImageError> {
     fs::rename(&compressed, file).map_err(ImageError::file("put in place", file))
 }
 
-/// When the root disk does not show up, it says so on the console, and the machine starts again.
+/// If the root disk does not appear, it says so on the console and reboots.
 fn script(modules: &[String]) -> String {
     let label = disk::LABEL;
     format!(

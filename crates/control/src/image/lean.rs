@@ -1,5 +1,5 @@
-//! What a boot does without. A member needs disks, network and a console; the rest of what a system prepares in case somebody has a use
-//! for it takes longer than all of that, and under software emulation longer than etcd itself.
+//! What a boot leaves out. A member needs disks, network and a console. Everything else that a system usually prepares takes longer
+//! than that, and under software emulation longer than etcd itself.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -24,7 +24,7 @@ const UNITS: &[&str] = &[
     "systemd-network-generator.service",
     "systemd-pstore.service",
 ];
-/// They write units for disks, passwords and scripts of a kind that the image has not. What is in fstab and the consoles stay.
+/// Generators for disks, passwords and scripts that the image does not have. Those for fstab and consoles stay.
 const GENERATORS: &[&str] = &[
     "cryptsetup",
     "debug",
@@ -37,14 +37,14 @@ const GENERATORS: &[&str] = &[
     "sysv",
     "veritysetup",
 ];
-/// Drivers that a processor asks for by itself.
+/// Drivers that are loaded for the processor.
 const MODULES: &[&str] = &["acpi_cpufreq", "kvm_amd", "kvm_intel", "powernow_k8"];
-/// The kinds of devices that are looked for at boot: what leads to disks, networks and the power button.
+/// The devices that are detected at boot: those for disks, networks and the power button.
 const DEVICES: &[&str] = &["acpi", "block", "input", "net", "nvme", "pci", "scsi", "usb", "virtio", "virtio-ports"];
-/// And the consoles, without the many that nobody is at.
+/// And the consoles, without the many unused ones.
 const CONSOLES: &[&str] = &["ttyS[0-3]", "ttyAMA*", "hvc*"];
 
-/// What all that a member does waits for, and so comes before logins, keys of ssh and the like where the processor is short.
+/// Services that a member depends on start before logins, ssh keys and similar ones when the processor is slow.
 const FIRST: &[&str] = &["systemd-networkd.service", "systemd-udevd.service"];
 
 pub(super) fn make(root: &Path) -> Result<(), ImageError> {
@@ -61,7 +61,7 @@ pub(super) fn make(root: &Path) -> Result<(), ImageError> {
         let below = format!("etc/systemd/system/{unit}.d/quorate.conf");
         put(root, &below, b"[Service]\nCPUWeight=1000\n", 0o644)?;
     }
-    // Users, library paths and the like are what the packages made them.
+    // Users, library paths and similar settings are those of the packages.
     for place in ["etc/.updated", "var/.updated"] {
         put(root, place, b"", 0o644)?;
     }
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn disks_networks_and_consoles_are_looked_for() {
+    fn disks_networks_and_consoles_are_detected() {
         let text = trigger();
         for kind in ["block", "net", "pci", "tty", "virtio-ports"] {
             let words: Vec<&str> = text.split_whitespace().collect();

@@ -1,5 +1,5 @@
-//! What is in an image: every package with its version and the checksum under which Debian offers it, the agent, and the
-//! image's own version, which follows from these alone.
+//! The manifest of an image: every package with its version and Debian's checksum, the agent, and the image's own
+//! version, which is derived from these alone.
 
 use quorate_core::text::hex;
 use std::collections::BTreeMap;
@@ -32,7 +32,7 @@ pub struct Manifest {
 pub struct Package {
     pub name: String,
     pub version: String,
-    /// Of the package's file; absent where the sources no longer say.
+    /// Checksum of the package's file; absent if the sources no longer have it.
     pub sha256: Option<String>,
 }
 

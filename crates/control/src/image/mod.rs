@@ -1,7 +1,6 @@
-//! `quorate image build`: a small Debian image on which a machine is up without cloud-init. Everything is from packages; the
-//! agent's unit reads the seed disk itself. The image is one disk with a boot loader in it, so that a volume of it is all that a
-//! provider needs. Without an agent it is an image as clouds have it: cloud-init sets the machine up, and the agent comes from the
-//! seed disk.
+//! `quorate image build`: builds a small Debian image that needs no cloud-init. Everything comes from packages; the agent's unit
+//! reads the seed disk. The image is one disk with a boot loader, so a provider only needs a volume of it. Without an agent it is
+//! a standard cloud image: cloud-init sets the machine up, and the agent comes from the seed disk.
 
 mod container;
 mod disk;
@@ -21,7 +20,7 @@ pub use import::{ImportOptions, UploadOptions, import, upload};
 pub use manifest::{Manifest, Package};
 pub use quorate_providers::{Imported, Uploaded};
 
-/// What an image is built of.
+/// The options of an image.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Where the image is written; its manifest is written next to it.
@@ -34,7 +33,7 @@ pub struct Options {
     pub sources: Option<String>,
     /// Further packages, such as fluent-bit where the sources have it.
     pub packages: Vec<String>,
-    /// The major version of PostgreSQL that its machines can run too, with all that its members need.
+    /// The major version of PostgreSQL that its machines can also run, with all needed programs.
     pub postgres: Option<u16>,
     /// Whether its machines are instances of EC2, which read their seed from the metadata service.
     pub ec2: bool,
@@ -82,8 +81,8 @@ impl ImageError {
     }
 }
 
-/// Builds the image and says how far it is. What an interrupted build left is removed first; the image is there whole or not
-/// at all.
+/// Builds the image and reports progress. Leftovers of an interrupted build are removed first; the image is complete or
+/// absent.
 pub fn build(options: &Options, say: &dyn Fn(&str)) -> Result<Manifest, ImageError> {
     check(options)?;
     let scratch = Scratch::new(&options.output)?;
@@ -134,7 +133,7 @@ fn check(options: &Options) -> Result<(), ImageError> {
     }
 }
 
-/// Next to the output, so that a rename ends the build. It goes when the build ends, however that is.
+/// Next to the output, so that the build ends with a rename. Removed when the build ends.
 struct Scratch(PathBuf);
 
 impl Scratch {

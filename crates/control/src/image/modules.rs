@@ -1,5 +1,5 @@
-//! The kernel modules of the first file system: drivers of the disks and networks of virtual machines and of the root file system, with every
-//! module that they need. Which module needs which differs between releases of a kernel, so the order comes from its `modules.dep`.
+//! The kernel modules of the initial file system: drivers for the disks and networks of virtual machines and for the root file system, with
+//! all modules that they depend on. These dependencies differ between kernel releases, so the order comes from `modules.dep`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -21,7 +21,7 @@ const DRIVERS: [&str; 9] = [
     "libcrc32c",
     "ext4",
 ];
-/// Disks of EC2. Its networks are udev's affair, which finds their driver in the root file system.
+/// Disks of EC2. udev finds the drivers of its networks in the root file system.
 const OF_EC2: &str = "nvme";
 
 /// A module as it is loaded.

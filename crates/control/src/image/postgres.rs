@@ -1,5 +1,5 @@
-//! PostgreSQL, Patroni, pgBackRest, HAProxy and PgBouncer in an image. All but Patroni are Debian's packages: Patroni's is older than etcd of today
-//! needs, so Patroni comes from PyPI, checked by its digest, and uses the libraries of the system.
+//! PostgreSQL, Patroni, pgBackRest, HAProxy and PgBouncer in an image. All except Patroni are Debian's packages. Debian's Patroni is too
+//! old for current etcd versions, so Patroni comes from PyPI, verified by its digest, and uses the system's libraries.
 
 use std::path::Path;
 use std::process::Command;
@@ -47,7 +47,7 @@ pub(super) fn packages(version: u16) -> Vec<String> {
     std::iter::once(server).chain(PACKAGES.map(str::to_owned)).collect()
 }
 
-/// Puts Patroni below `root`, and says what it is.
+/// Installs Patroni below `root`, and returns its version.
 pub(super) fn put_patroni(root: &Path, scratch: &Path) -> Result<Package, ImageError> {
     let pip = || {
         let mut pip = Command::new("pip3");

@@ -1,4 +1,4 @@
-//! The system in the image: Debian's packages, and the few files that make it ours.
+//! The system in the image: Debian's packages, and a few files of quorate.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -15,14 +15,14 @@ const BASE: &[&str] =
     &["systemd-sysv", "udev", "dbus", "iproute2", "netbase", "hostname", "openssh-server", "sudo", "ca-certificates"];
 /// And one that is not a container.
 const HARDWARE: &[&str] = &["linux-image-cloud-amd64", "kmod", "e2fsprogs", "busybox-static", "qemu-guest-agent"];
-/// All that a member needs, so that nothing has to be fetched when a machine boots.
+/// Everything that a member needs, so nothing is downloaded when a machine boots.
 const MEMBER: &[&str] = &["etcd-server", "etcd-client", "prometheus-node-exporter", "nftables"];
 /// A container has the clock of its host.
 const CLOCK: &[&str] = &["chrony"];
-/// Where another sets the machine up.
+/// For machines that another tool sets up.
 const CLOUD_INIT: &[&str] = &["cloud-init"];
 
-/// The agent starts these when a cluster wants them, or they are of no use on a machine that is replaced rather than tended.
+/// The agent starts these when a cluster wants them, or they are useless on a machine that is replaced rather than maintained.
 const NOT_AT_BOOT: &[&str] = &[
     "etcd.service",
     "prometheus-node-exporter.service",
@@ -78,7 +78,7 @@ pub(super) fn install(options: &Options, root: &Path, scratch: &Path) -> Result<
     if options.postgres.is_some() {
         command.arg(format!("--essential-hook={}", postgres::NO_FIRST_CLUSTER));
     }
-    // While apt still knows where they came from.
+    // While apt still knows their sources.
     command.arg(format!("--customize-hook=chroot \"$1\" sh -c \"$QUORATE_LIST\" > '{}'", listing.display()));
     command.env("QUORATE_LIST", list);
     command.arg(&options.suite).arg(root);
@@ -114,11 +114,11 @@ pub(super) fn furnish(root: &Path, options: &Options, manifest: &Manifest) -> Re
     systemctl.arg(root).args(["systemctl", "--quiet", "enable", "systemd-networkd.service"]);
     run(&mut systemctl)?;
     disable(root)?;
-    // An image with cloud-init is as clouds have it.
+    // An image with cloud-init is a standard cloud image.
     if options.program.is_some() { lean::make(root) } else { Ok(()) }
 }
 
-/// With it the machine sets itself up, its ssh key too, which is cloud-init's affair elsewhere.
+/// With it the machine sets itself up, including its ssh key, which cloud-init does elsewhere.
 fn put_agent(root: &Path, program: &Path, ec2: bool) -> Result<(), ImageError> {
     let program = fs::read(program).map_err(ImageError::file("read", program))?;
     put(root, quorate_agent::boot::PROGRAM, &program, 0o755)?;
@@ -160,7 +160,7 @@ pub(super) fn put(root: &Path, below: &str, content: &[u8], mode: u32) -> Result
     let path = root.join(below);
     let parent = path.parent().unwrap_or(root);
     fs::create_dir_all(parent).map_err(ImageError::file("make", parent))?;
-    // What is a link there may lead out of the image.
+    // A link there may point outside of the image.
     let _ = fs::remove_file(&path);
     let written = fs::write(&path, content).and_then(|()| fs::set_permissions(&path, fs::Permissions::from_mode(mode)));
     written.map_err(ImageError::file("write", &path))

@@ -1,4 +1,4 @@
-//! The programs of this machine that a build needs.
+//! The programs that a build needs on this machine.
 
 use std::path::Path;
 use std::process::Command;
@@ -28,7 +28,7 @@ pub(super) fn check_all(options: &Options) -> Result<(), ImageError> {
     }
 }
 
-/// Runs it to its end; what it complained of shows only when it fails.
+/// Runs it to its end; its error output is shown only if it fails.
 pub(super) fn run(command: &mut Command) -> Result<String, ImageError> {
     let output = command.output().map_err(ImageError::file("run", Path::new(command.get_program())))?;
     if output.status.success() {
@@ -36,7 +36,7 @@ pub(super) fn run(command: &mut Command) -> Result<String, ImageError> {
     }
     let words: Vec<_> = std::iter::once(command.get_program()).chain(command.get_args()).collect();
     let command = words.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");
-    // The end shows what went wrong; all of it would be pages.
+    // The last lines show the error; the whole output would be pages.
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     let lines: Vec<&str> = said.trim().lines().collect();
     let said = lines[lines.len().saturating_sub(12)..].join("\n");
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_that_fails_says_what_it_said_last() {
+    fn a_failed_command_reports_its_last_output() {
         let mut command = Command::new("sh");
         command.args(["-c", "echo first >&2; echo last >&2; exit 3"]);
         let error = run(&mut command).unwrap_err().to_string();

@@ -1,8 +1,8 @@
-//! Rotation: a new identity is put before the one that was encrypted to, everything is encrypted to it, then the old one is
-//! dropped. A comment in the file says from which key to which, so that an interrupted rotation is continued and everything
-//! else in the file stays: comments, identities of other kinds, and those that this rotation does not replace.
+//! Rotation: a new identity is inserted before the current one, everything is encrypted to it, then the old one is dropped.
+//! A comment in the file names both keys, so an interrupted rotation continues, and everything else in the file stays:
+//! comments, identities of other kinds, and those that this rotation does not replace.
 //!
-//! The file is locked meanwhile. Two rotations at once would each drop the other's new key.
+//! The file is locked meanwhile, because two rotations at once would each drop the other's new key.
 
 use std::fs::{self, File};
 use std::io;
@@ -21,7 +21,7 @@ use super::{KeyError, Keys, PUBLIC_KEY, Place, Ring, draft, key_lines, sync_pare
 const MARK: &str = "# rotation: from ";
 const TO: &str = " to ";
 
-/// Which key takes the place of which, by their public halves.
+/// Which key replaces which, by their public halves.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Exchange {
     old: String,
@@ -63,7 +63,7 @@ impl Exchange {
     }
 }
 
-/// A rotation under way. Nobody else begins or ends one of this key file while it lives.
+/// A rotation in progress. No other rotation of this key file can begin or end while it exists.
 #[derive(Debug)]
 pub struct Rotation<'a> {
     keys: &'a Keys,
@@ -75,7 +75,7 @@ pub struct Rotation<'a> {
 }
 
 impl Keys {
-    /// Puts a new key before the one that is encrypted to, unless that was done and not ended.
+    /// Inserts a new key before the current one, unless an unfinished rotation has done so.
     pub fn begin_rotation(&self) -> Result<Rotation<'_>, KeyError> {
         let place = self.place()?.clone();
         let Place::File(path) = &place else {
@@ -102,7 +102,7 @@ impl Rotation<'_> {
         &self.ring
     }
 
-    /// The file, where it is not in this directory: others may use it, who have not encrypted to the new key yet.
+    /// The file, if it is outside of this directory: others may use it and not have encrypted to the new key yet.
     pub fn shared_file(&self, home: &Path) -> Option<&Path> {
         let home = fs::canonicalize(home).unwrap_or_else(|_| home.to_owned());
         self.file.as_ref().map(|file| file.path.as_path()).filter(|path| !path.starts_with(home))
@@ -148,7 +148,7 @@ impl Locked {
         fs::read_to_string(&self.path).map(Secret::new).map_err(failed)
     }
 
-    /// Replaces the file, all at once and durably. What takes its place is locked before it is there.
+    /// Replaces the file atomically and durably. The new file is locked before it is in place.
     fn replace(self, text: &Secret) -> Result<Self, KeyError> {
         let failed = |source| KeyError::Io { what: "replaced", path: self.path.clone(), source };
         let (draft, file) = draft(&self.path, text)?;

@@ -1,5 +1,4 @@
-//! What only one kind of cluster has: one module per kind. And what has a shape that every kind shares: its status, with that of its
-//! proxies.
+//! What only one kind of cluster has, one module per kind; and what has the same shape in every kind: status and proxies.
 
 pub mod etcd;
 pub mod postgres;

@@ -1,10 +1,10 @@
-//! The status of proxies: machines of a cluster that only lead clients to its members.
+//! The status of proxies: machines of a cluster that only forward clients to its members.
 
 use quorate_core::model::{CertificateUse, Exit, Facts, Ledger, MachineSeen, MemberName, Observation, ServiceState};
 
 use crate::kinds::status::{ProxyStatus, Verdict, is_proxy, machine_name, unseen};
 
-/// Proxies on separate machines, former ones included while they exist: clients come through all of them.
+/// Proxies on separate machines, including former ones while they exist: clients connect through all of them.
 pub(crate) fn machines(ledger: &Ledger) -> impl Iterator<Item = MemberName> {
     let known = ledger.members.iter().filter(|(_, record)| record.proxy.is_some());
     known.flat_map(|(name, record)| {
@@ -27,7 +27,7 @@ fn one(ledger: &Ledger, seen: &Observation, proxy: MemberName, leaving: bool) ->
     let machine = seen.machines.get().and_then(|machines| machines.get(&proxy));
     let facts = seen.facts(&proxy);
     let (health, why) = facts.map_or_else(|| unseen(seen, &proxy, machine), health);
-    // That which ends first. One of a member that became a proxy would be of no use.
+    // The certificate that expires first. A member's certificate on a machine that became a proxy does not matter.
     let shown = [CertificateUse::Agent, CertificateUse::Front];
     let ends = shown.iter().filter_map(|of| Some(facts?.certificates.get(of)?.not_after)).min();
     ProxyStatus {
@@ -59,7 +59,7 @@ fn health(facts: &Facts) -> (&'static str, Option<String>) {
     trouble.map_or(("healthy", None), |(health, why)| (health, Some(why)))
 }
 
-/// How many of those that the spec names serve, and how many there are.
+/// The number of proxies in the spec that serve, and their total.
 pub(crate) fn serving(proxies: &[ProxyStatus]) -> (usize, usize) {
     let wanted = || proxies.iter().filter(|proxy| !proxy.leaving);
     (wanted().filter(|proxy| proxy.health == "healthy").count(), wanted().count())

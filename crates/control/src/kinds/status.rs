@@ -1,5 +1,5 @@
-//! What `quorate status` shows: one cluster of any kind, in a shape that scripts can rely on. Each kind fills it in (`kinds/NAME/status.rs`).
-//! What all of them report in the same way is here too.
+//! The status of one cluster of any kind, in a shape that scripts can rely on. Each kind fills it in (`kinds/NAME/status.rs`); what all
+//! of them report in the same way is here.
 
 use std::collections::BTreeSet;
 
@@ -19,7 +19,7 @@ pub struct Status {
     pub cluster: String,
     pub cluster_id: String,
     pub provider: String,
-    /// The one address for all clients, where there is one.
+    /// The one address for all clients, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub url: Option<String>,
     pub formation: &'static str,
@@ -32,11 +32,11 @@ pub struct Status {
     pub quorum: usize,
     pub failures_survived: usize,
     pub members: Vec<MemberStatus>,
-    /// Machines that only lead clients to members.
+    /// Machines that only forward clients to members.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub proxies: Vec<ProxyStatus>,
     pub alarms: Vec<AlarmStatus>,
-    /// What an `apply` would have to deal with.
+    /// Problems for the next `apply`.
     pub pending: Pending,
     /// What was confirmed and is not carried out yet.
     pub requests: Vec<requests::Open>,
@@ -44,9 +44,9 @@ pub struct Status {
     pub renew_by: Option<Timestamp>,
     /// When the first of the CAs expires.
     pub ca_expires: Option<Timestamp>,
-    /// Absent where the spec wants no backups.
+    /// Absent if the spec wants no backups.
     pub backup: Option<BackupStatus>,
-    /// Of a cluster of PostgreSQL alone.
+    /// For PostgreSQL clusters only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub postgres: Option<PostgresStatus>,
 }
@@ -62,7 +62,7 @@ pub enum Verdict {
     Down,
     /// This program does not understand the agents, so it cannot say whether the cluster serves.
     Unknown,
-    /// Its machines are switched off, by the operator's wish.
+    /// Its machines are switched off, as the operator requested.
     Off,
     /// It is not formed yet.
     Unformed,
@@ -79,13 +79,13 @@ pub struct MemberStatus {
     pub role: Option<&'static str>,
     /// One word: healthy, unhealthy, starting, stopped, failing, off, unseen, untrusted, other_protocol, unenrolled, absent.
     pub health: &'static str,
-    /// Why, where it is not healthy.
+    /// Why it is not healthy.
     pub why: Option<String>,
     pub version: Option<String>,
     pub db_size: Option<u64>,
     pub db_quota: u64,
     pub raft_index: Option<u64>,
-    /// Entries behind the leader, where one answered.
+    /// Entries behind the leader, if a leader answered.
     pub raft_lag: Option<u64>,
     pub certificate_days_left: Option<i64>,
     /// The same in full, for people.
@@ -97,18 +97,18 @@ pub struct MemberStatus {
     pub restarts: Option<u32>,
     /// The slowest of some durable writes on its disk, before etcd had data there; not reported for local machines.
     pub fsync_micros: Option<u64>,
-    /// Why the configuration for forwarding its logs is not followed, where it is not.
+    /// Why the configuration of its log forwarding cannot be followed.
     pub log_source_trouble: Option<String>,
-    /// Of a member of a PostgreSQL cluster alone.
+    /// For members of PostgreSQL clusters only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub postgres: Option<PostgresMember>,
 }
 
 impl MemberStatus {
-    /// What etcd's disk should do, by etcd's own guidance: 99 of 100 durable writes within 10 ms.
+    /// etcd's recommendation for its disk: 99 of 100 durable writes within 10 ms.
     const FSYNC_MICROS: u64 = 10_000;
 
-    /// How long a durable write takes on its disk, where that is too long for etcd.
+    /// How long a durable write takes on its disk, if that is too long for etcd.
     pub fn slow_disk(&self) -> Option<u64> {
         self.fsync_micros.filter(|micros| *micros > Self::FSYNC_MICROS)
     }
@@ -133,9 +133,13 @@ impl AlarmStatus {
         let AlarmStatus { member, kind } = self;
         match kind.as_str() {
             Self::CORRUPT => {
-                format!("etcd refuses all requests, as {member} holds other data than the others (alarm {kind})")
+                format!(
+                    "etcd refuses all requests, because the data of {member} differs from that of the others (alarm {kind})"
+                )
             }
-            _ => format!("etcd refuses all writes, as the database of {member} has reached its quota (alarm {kind})"),
+            _ => format!(
+                "etcd refuses all writes, because the database of {member} has reached its quota (alarm {kind})"
+            ),
         }
     }
 
@@ -175,7 +179,7 @@ impl Pending {
     }
 }
 
-/// What only a cluster of PostgreSQL has.
+/// The status that only PostgreSQL clusters have.
 #[derive(Clone, Debug, Serialize)]
 pub struct PostgresStatus {
     pub version: String,
@@ -186,7 +190,7 @@ pub struct PostgresStatus {
     pub strict: bool,
     /// Automatic failover is switched off.
     pub paused: bool,
-    /// What of the primary's log is finished and not stored yet; absent without backups.
+    /// The part of the primary's log that is complete and not archived yet; absent without backups.
     pub archive: Option<ArchiveSeen>,
 }
 
@@ -223,8 +227,7 @@ pub(crate) fn is_proxy(ledger: &Ledger, name: &MemberName) -> bool {
     recorded || ledger.spec.proxies().any(|proxy| proxy.name.as_str() == name.seat())
 }
 
-/// The members of the spec, those of the running cluster that the spec does not name any more, and machines of ours that wait for
-/// their end.
+/// The members of the spec, other members of the running cluster, and machines of this cluster that will be destroyed.
 pub(crate) fn known_members(ledger: &Ledger, seen: &Observation) -> Vec<MemberName> {
     let mut names: Vec<MemberName> = ledger.spec.members.iter().map(|m| m.name.as_str().into()).collect();
     let etcd = ledger.etcd.formation.members().into_iter().flat_map(|members| members.keys());

@@ -1,4 +1,4 @@
-//! What can be wrong with a ledger, and the way back.
+//! Errors of a ledger, and their remedies.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ pub enum LedgerError {
         /// The newest older version that can be read.
         intact: Option<PathBuf>,
     },
-    /// An older version must not take the place of one that is only too new to be read.
+    /// An older version must not replace one that is only too new to be read.
     #[error("the ledger {} {what}: use a newer quorate ({})", path.display(), writer(written_by))]
     Newer { path: PathBuf, what: String, written_by: String },
     #[error("the ledger {} is damaged: {what}", path.display())]
@@ -42,7 +42,7 @@ impl LedgerError {
         }
     }
 
-    /// Notes what somebody can go back to, where that helps. If a newer quorate wrote that, only a newer one can help.
+    /// Adds the version that can be restored, if that helps. If a newer quorate wrote it, only a newer one can help.
     pub(super) fn with_way_back(self, find: impl FnOnce() -> Result<Option<PathBuf>, LedgerError>) -> Self {
         if !self.is_damage() {
             return self;
@@ -62,7 +62,7 @@ impl LedgerError {
         }
     }
 
-    /// What is wrong with the file, without its name.
+    /// The problem of the file, without its name.
     pub(super) fn in_a_line(&self) -> String {
         match self {
             LedgerError::Unreadable { source, .. } => source.to_string(),
@@ -72,7 +72,7 @@ impl LedgerError {
         }
     }
 
-    /// What somebody can do about it.
+    /// The remedy.
     pub fn hint(&self) -> Option<String> {
         match self {
             LedgerError::Unreadable { path, intact, .. } | LedgerError::Damaged { path, intact, .. } => {

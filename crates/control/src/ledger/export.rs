@@ -1,4 +1,4 @@
-//! The whole memory of a cluster in one encrypted file, to move it or to keep it safe. The age format: anyone with the
+//! A cluster's state in one encrypted file, to move it or to keep a copy. It uses the age format, so anyone with the
 //! key can open it with common tools.
 
 use std::io::{Read, Write};
@@ -29,7 +29,7 @@ pub enum ExportError {
     Ledger(#[from] LedgerError),
 }
 
-/// To whom an export is encrypted.
+/// The recipients of an export.
 #[derive(Clone, Debug)]
 pub enum SealFor {
     Passphrase(Secret),
@@ -58,7 +58,7 @@ const HISTORY: &str = "history";
 
 /// Encrypts the ledger, without its lock, and the lines of the history.
 pub fn export(ledger: &Ledger, history: &str, whom: &SealFor) -> Result<Vec<u8>, ExportError> {
-    // A ledger that was read in an older format is in the present one by now.
+    // A ledger that was read in an older format has been converted.
     let plain = Ledger { lock: None, ..ledger.as_written_here() };
     let mut plain = serde_json::to_value(&plain).expect("plain data serializes");
     plain[HISTORY] = history.into();

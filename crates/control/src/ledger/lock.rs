@@ -1,5 +1,5 @@
-//! The lock: a lease in the ledger with a fencing number. It is taken and kept by the same conditional write as
-//! everything else, so a controller that slept through its lease finds out at its next write.
+//! The lock: a lease in the ledger with a fencing number. It is taken and renewed by the same conditional write as
+//! everything else, so a controller that missed its renewal finds out at its next write.
 
 use std::fs;
 use std::io;
@@ -12,27 +12,27 @@ use quorate_core::model::{Ledger, Lock};
 use super::{LedgerError, Store, next};
 use quorate_agent::process::{self, Process};
 
-/// How long a lock holds without being renewed. A controller that hangs longer than this may be taken over from.
+/// How long a lock is valid without being renewed. After that, another controller may take over.
 pub const LEASE: Duration = Duration::from_secs(10);
 
-/// For how long a lock is watched of which nobody knows whether its holder lives.
+/// How long to watch a lock whose holder may or may not be alive.
 const WATCH: Duration = Duration::from_secs(LEASE.as_secs() + 1);
 
-/// How often a lock is looked at of which nobody knows whether its holder lives.
+/// How often to check such a lock.
 const GLANCE: Duration = Duration::from_millis(200);
 
-/// The ledger, in the hands of the controller that holds its lock. Many may read it while one keeps the lease.
+/// The ledger of the controller that holds its lock. Many readers may use it while one renews the lease.
 #[derive(Debug)]
 pub struct Held {
     store: Store,
     fence: u64,
     ledger: Mutex<Arc<Ledger>>,
-    /// When the lease was last renewed, by a clock that nobody sets.
+    /// When the lease was last renewed, on a monotonic clock.
     renewed: Mutex<Instant>,
 }
 
 impl Held {
-    /// Takes the lock, unless a living controller holds it. Its number is the next one, and is nobody's until it is announced.
+    /// Takes the lock, unless a live controller holds it. Its number is the next one, and is not in use until it is announced.
     pub fn take(store: Store, mut ledger: Ledger, holder: &str, now: Timestamp) -> Result<Self, LedgerError> {
         if let Some(lock) = &ledger.lock
             && is_held(lock, now)
@@ -68,14 +68,14 @@ impl Held {
         self.fence
     }
 
-    /// Writes down that this number is given out. Only then may anybody be told it: so nobody else ever gets one that was told, and
-    /// a ledger whose next number an agent has heard already is not the latest.
+    /// Records that this number is in use, before any agent hears it. So no other controller uses the same number, and if an agent
+    /// knows the ledger's next number already, the ledger is not the latest.
     pub fn announce(&self, now: Timestamp) -> Result<(), LedgerError> {
         self.write(now, |ledger| ledger.fence = self.fence)
     }
 
-    /// Gives the lock up, and the number with it: this ledger is not the latest, and the next controller must find that out too. Where
-    /// nothing was done yet, the ledger is as it was `before`.
+    /// Releases the lock and the number: this ledger is not the latest, and the next controller must find that out too. If nothing was
+    /// done yet, the ledger is restored to `before`.
     pub fn stand_back(&self, before: Option<Ledger>) -> Result<Ledger, LedgerError> {
         let last = self.fence.saturating_sub(1);
         self.release(|ledger| {
@@ -101,11 +101,11 @@ impl Held {
         Ok(())
     }
 
-    /// Makes sure that nobody took over, and that the lease has time left.
+    /// Checks that no other controller took over, and that the lease is still valid.
     pub fn confirm(&self, now: Timestamp) -> Result<(), LedgerError> {
         let ledger = self.ledger();
         let renewed = *self.renewed.lock().unwrap_or_else(PoisonError::into_inner);
-        // A clock that was set back makes the lease look long, and one that was set ahead, short.
+        // A clock that was set back makes the lease look longer, and one that was set ahead, shorter.
         let in_time = |left: SignedDuration| left > lease() / 2 && left <= lease();
         let fresh = ledger.lock.as_ref().is_some_and(|l| in_time(l.expires.duration_since(now)));
         let fresh = fresh && renewed.elapsed() < LEASE / 2;
@@ -115,7 +115,7 @@ impl Held {
         self.store.expect_newest(ledger.version)
     }
 
-    /// Keeps the lease for as long as it is polled. Ends only when the lock is lost.
+    /// Renews the lease while it is polled. Ends only when the lock is lost.
     pub async fn keep(&self) -> LedgerError {
         loop {
             tokio::time::sleep(LEASE / 4).await;
@@ -125,7 +125,7 @@ impl Held {
         }
     }
 
-    /// Gives the lock up, with a last change.
+    /// Releases the lock, with a last change.
     pub fn release(&self, change: impl FnOnce(&mut Ledger)) -> Result<Ledger, LedgerError> {
         let mut released = Ledger::clone(&self.current());
         self.store.expect_newest(released.version)?;
@@ -135,8 +135,8 @@ impl Held {
         Ok(released)
     }
 
-    /// Removes the ledger: the cluster is gone. At once, for of a ledger that is removed file by file an older version
-    /// could be left, which knows nothing of its end.
+    /// Removes the ledger of a deleted cluster, atomically: if it were removed file by file, an older version could be
+    /// left, which does not show the deletion.
     pub fn forget(&self, now: Timestamp) -> Result<(), LedgerError> {
         self.confirm(now)?;
         let path = self.store.directory();
@@ -158,15 +158,15 @@ fn lease() -> SignedDuration {
     SignedDuration::try_from(LEASE).unwrap_or(SignedDuration::ZERO)
 }
 
-/// What is known of a lock's holder.
+/// The state of a lock's holder.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Standing {
     /// Its process, which was on this host, is gone.
     Free,
-    /// Its process lives on this host, and its lease runs.
+    /// Its process is alive on this host, and its lease is valid.
     Held,
-    /// It may live on another host, or was started before this one was booted; or its lease ended although its process lives.
-    /// Then it hangs, or one of the two clocks is wrong: only a watch that needs no clock of the day can tell.
+    /// It may be alive on another host, or was started before this one booted; or its lease has ended although its process is
+    /// alive. Then it hangs, or a clock is wrong: only watching the lock on a monotonic clock can tell.
     Unknown,
 }
 
@@ -192,7 +192,7 @@ fn lease_runs(lock: &Lock, now: Timestamp) -> bool {
 pub(super) struct Watched(Arc<Mutex<Option<(u64, Instant)>>>);
 
 impl Watched {
-    /// Whether nobody has renewed the lock in this version for as long as a lease lasts, by a clock that nobody sets.
+    /// Whether the lock was not renewed for the length of a lease, on a monotonic clock.
     fn has_lapsed(&self, version: u64, lease: Duration) -> bool {
         let mut watched = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match *watched {
@@ -216,18 +216,18 @@ pub fn is_alive_here(lock: &Lock) -> bool {
     is_of_here(lock) && Process { pid: lock.pid, started: lock.pid_started }.is_alive()
 }
 
-/// A lock counts until its holder is known to be gone, or was watched for a lease without renewing it.
+/// A lock is valid until its holder is known to be gone, or has not renewed it for the length of a lease.
 fn is_held(lock: &Lock, now: Timestamp) -> bool {
     standing(lock, now) != Standing::Free
 }
 
-/// Whether somebody seems to be at work, for those who only read: by the clock of this host, which may be wrong.
+/// Whether a controller seems to be running, for readers: by this host's clock, which may be wrong.
 pub fn seems_held(lock: &Lock, now: Timestamp) -> bool {
     is_alive_here(lock) || (!is_of_here(lock) && lease_runs(lock, now))
 }
 
 impl Store {
-    /// Whether a controller may be at work. A caller that keeps asking learns when the lock has lapsed.
+    /// Whether a controller may be running. A caller that keeps asking learns when the lock has expired.
     pub(super) fn is_locked(&self, ledger: &Ledger, now: Timestamp) -> bool {
         ledger.lock.as_ref().is_some_and(|lock| match standing(lock, now) {
             Standing::Free => false,
@@ -236,8 +236,8 @@ impl Store {
         })
     }
 
-    /// Frees a lock that nobody renews. Where it is not known whether its holder lives, the lock is watched for as long as a lease
-    /// lasts, by a clock that nobody sets: what the lock says of its end may come from a clock that was wrong.
+    /// Frees a lock that is not renewed. If its holder may be alive, the lock is watched for the length of a lease on a monotonic
+    /// clock, because the recorded end may come from a wrong clock.
     pub async fn free_lapsed(&self, tell: impl FnOnce(&Lock)) -> Result<(), LedgerError> {
         self.free_lapsed_after(WATCH, tell).await
     }
@@ -258,13 +258,13 @@ impl Store {
         }
         let mut free = Ledger { lock: None, ..ledger };
         match self.write(&mut free) {
-            // Somebody was quicker, or lives after all.
+            // Another process was faster, or the holder is alive after all.
             Err(LedgerError::Lost { .. }) => Ok(()),
             written => written,
         }
     }
 
-    /// Breaks a lock, once the operator has confirmed it. A holder that lives may renew it meanwhile.
+    /// Breaks a lock after confirmation. A live holder may renew it meanwhile.
     pub fn unlock(&self, lock: &Lock) -> Result<(), LedgerError> {
         let is_it = |other: &Lock| (other.since, other.pid) == (lock.since, lock.pid);
         loop {

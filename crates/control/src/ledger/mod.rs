@@ -1,7 +1,7 @@
-//! The ledger in a directory: one file per version, each created exclusively, so that two writers can never both succeed
-//! with the same version. A controller that loses that race has lost the lock too, and must stop.
+//! The ledger in a directory: one file per version, each created exclusively, so two writers never both succeed with the
+//! same version. A controller that loses this race has also lost the lock and must stop.
 //!
-//! The same conditional create exists in object stores, which is where a shared ledger will live.
+//! Object stores have the same conditional create, so a shared ledger can be stored there later.
 
 mod error;
 mod export;
@@ -31,11 +31,11 @@ use quorate_agent::private_directory;
 use seal::Cache;
 use writer::Head;
 
-/// How many old versions are kept, to look at when something went wrong.
+/// How many old versions are kept, for investigating problems.
 const KEPT: u64 = 20;
 /// The first format whose secrets are encrypted.
 const FIRST_SEALED: u32 = 2;
-/// What stands between version and format in the name of a copy that is of an older format.
+/// The separator between version and format in the name of a copy in an older format.
 const COPY: &str = ".format-";
 
 /// One cluster's ledger on disk.
@@ -76,7 +76,7 @@ impl Store {
         self.parse(&path, &bytes)
     }
 
-    /// The newest of the older versions that can be read: what somebody can go back to. Fails where only a newer quorate can say which.
+    /// The newest readable older version, which can be restored. Fails if only a newer quorate can tell which.
     fn newest_intact(&self, damaged: u64) -> Result<Option<PathBuf>, LedgerError> {
         let mut older: Vec<u64> = self.versions()?.into_iter().filter(|v| *v < damaged).collect();
         older.sort_unstable();
@@ -114,7 +114,7 @@ impl Store {
         let draft = self.directory.join(format!(".{next}.{}", quorate_pki::random_hex(8)));
         self.put(&draft, &self.stored(&written)?).map_err(|e| self.failed("written", e))?;
         let linked = fs::hard_link(&draft, self.file(next));
-        // Where it stays, the next writer removes it.
+        // If it stays, the next writer removes it.
         let _ = fs::remove_file(&draft);
         match linked {
             // The draft itself is gone when a later version was written meanwhile.
@@ -135,8 +135,8 @@ impl Store {
         Ok(())
     }
 
-    /// The last version of an older format stays, for an older quorate that somebody may have to go back to. What is so old that
-    /// its secrets are in clear does not.
+    /// The last version of an older format is kept, in case an older quorate is needed again. Very old ones with unencrypted
+    /// secrets are not.
     fn keep_older_format(&self, ledger: &Ledger) -> io::Result<()> {
         if !(FIRST_SEALED..LEDGER_FORMAT).contains(&ledger.format) {
             return Ok(());
@@ -157,7 +157,7 @@ impl Store {
         Ok(())
     }
 
-    /// The bytes of a file: everything readable but the secrets.
+    /// The content of a file: everything is readable except the secrets.
     fn stored(&self, ledger: &Ledger) -> Result<Vec<u8>, LedgerError> {
         let sealed = seal::seal(ledger, &self.cache, || self.ring_to_write());
         let stored = sealed.map_err(|source| self.sealed(source))?;
@@ -174,7 +174,7 @@ impl Store {
         })
     }
 
-    /// The newest version, as far as it can be read without a key. For what must not ask for one, such as completions.
+    /// The newest version, as far as it can be read without a key. For callers that must not ask for one, such as completions.
     pub fn without_secrets(&self) -> Option<Ledger> {
         let path = self.file(self.newest().ok()??);
         parse(&path, &fs::read(&path).ok()?).ok()
@@ -225,7 +225,7 @@ impl Store {
         closed(&self.directory, source)
     }
 
-    /// Changes a ledger that no living controller holds, with one conditional write and without its lock. Returns whether it was done.
+    /// Changes a ledger that no live controller holds, with one conditional write and without its lock. Returns whether it was done.
     pub fn amend(&self, now: Timestamp, change: impl FnOnce(&mut Ledger)) -> Result<bool, LedgerError> {
         let Some(mut ledger) = self.read()? else { return Ok(false) };
         if self.is_locked(&ledger, now) {
@@ -244,8 +244,8 @@ impl Store {
         file.sync_all()
     }
 
-    /// Fails with `Lost` unless this version is the newest. A ledger that was removed meanwhile, perhaps to make room for
-    /// another of its name, is not to be brought back.
+    /// Fails with `Lost` unless this version is the newest. A ledger that was removed meanwhile, perhaps for another
+    /// cluster of its name, must not be recreated.
     fn expect_newest(&self, version: u64) -> Result<(), LedgerError> {
         if self.newest()?.unwrap_or(0) == version { Ok(()) } else { Err(self.lost()) }
     }
@@ -269,7 +269,7 @@ impl Store {
         Ok(entries.flatten().filter_map(|e| number(e.file_name().to_str()?)).collect())
     }
 
-    /// Removes old versions, and drafts that writers left who were killed or have lost.
+    /// Removes old versions, and drafts of killed or losing writers.
     fn prune(&self, newest: u64) -> Result<(), LedgerError> {
         let old = self.versions()?.into_iter().filter(|v| v.saturating_add(KEPT) <= newest).map(|v| self.file(v));
         for path in old.chain(self.drafts_before(newest)?) {
@@ -314,7 +314,7 @@ fn beyond(path: &Path, what: &'static str, number: u64) -> LedgerError {
     LedgerError::Damaged { path: path.to_owned(), what, intact: None }
 }
 
-/// Numbers that are raised by one with each run or change. A flipped bit in one of them would make every agent deaf.
+/// Numbers that increase by one with each run or change. A flipped bit in one of them would make every agent refuse all orders.
 fn check_numbers(path: &Path, ledger: &Ledger) -> Result<(), LedgerError> {
     let members = ledger.members.values().flat_map(|m| [("generation", m.generation), ("incarnation", m.incarnation)]);
     let mut numbers = [("version", ledger.version), ("fencing number", ledger.fence)].into_iter().chain(members);
@@ -324,7 +324,7 @@ fn check_numbers(path: &Path, ledger: &Ledger) -> Result<(), LedgerError> {
     }
 }
 
-/// Keys are compared with what they belong to whenever a ledger is read, so that damage is found while an intact version is there still.
+/// Keys are compared with their certificates whenever a ledger is read, so damage is found while an intact version still exists.
 fn check_keys(path: &Path, ledger: &Ledger) -> Result<(), LedgerError> {
     let damaged = |what: String| LedgerError::Damaged { path: path.to_owned(), what, intact: None };
     let of_authority = |what: &str, why: quorate_pki::Error| {
@@ -346,7 +346,7 @@ fn check_keys(path: &Path, ledger: &Ledger) -> Result<(), LedgerError> {
     {
         return Err(damaged(String::from("the two keys of etcd's tokens do not belong together")));
     }
-    // Who changed only what can be read would decide whose backups are believed.
+    // Otherwise someone who can change only the readable part could decide which backups are trusted.
     if let Some(BackupSigning { key, public, .. }) = &ledger.backup_signing
         && !SigningKey::load(key).is_ok_and(|key| key.signer() == *public)
     {

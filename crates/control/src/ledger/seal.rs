@@ -1,7 +1,7 @@
 //! Secrets at rest. In a stored ledger each secret is a number, `sealed:3`, and all of them together are one age file in the field
-//! `sealed`, encrypted to the key of this home. Everything else stays readable, for people who look at what went wrong.
+//! `sealed`, encrypted to the key of this home. Everything else stays readable, for people who investigate a problem.
 //!
-//! Secrets change far less often than the ledger is written, so that an encrypted part is used again for as long as they are the same.
+//! Secrets change far less often than the ledger is written, so an encrypted part is reused until they change.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,7 +15,7 @@ use crate::key::{KeyError, Ring};
 
 /// The field next to those of the ledger.
 const FIELD: &str = "sealed";
-/// What stands for a secret, before its number.
+/// The prefix of a secret's placeholder, before its number.
 const MARK: &str = "sealed:";
 /// age's own armour.
 const LABEL: &str = "AGE ENCRYPTED FILE";
@@ -29,7 +29,7 @@ pub(super) struct Sealed {
     secrets: String,
 }
 
-/// The encrypted part that was made or opened last, and what is in it.
+/// The encrypted part that was created or opened last, and its content.
 #[derive(Clone, Default)]
 pub(super) struct Cache(Arc<Mutex<Option<Opened>>>);
 

@@ -1,5 +1,5 @@
-//! Which quorate wrote a ledger. One that cannot be read here may be too new, not damaged. Then an older version must not take its place:
-//! it would forget what the newer quorate has done.
+//! The quorate version that wrote a ledger. A ledger that cannot be read here may be too new instead of damaged. An older version must
+//! not replace it, because it would lose what the newer quorate has recorded.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use serde_json::error::Category;
 
 use super::LedgerError;
 
-/// What a ledger says of itself, in every format.
+/// The header of a ledger, in every format.
 #[derive(Deserialize)]
 pub(super) struct Head {
     pub(super) format: u32,

@@ -1,5 +1,5 @@
-//! Acting: what the ledger must know is written first. Then each machine's steps are done in order, machines in parallel. Then the
-//! ledger records how they ended. One attempt each: what fails is decided again after the next observation.
+//! Acting: first the ledger records what it must know. Then the steps of each machine run in order, machines in parallel. Then the
+//! ledger records the results. Each step is tried once; after a failure, the next observation decides again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -26,11 +26,11 @@ use crate::secrets;
 
 /// How long a new machine has to come up and enrol.
 const ENROLMENT_TIME: SignedDuration = SignedDuration::from_hours(1);
-/// How long a front may take to be told of a member that is about to be stopped.
+/// The time limit for notifying a front about a member that is about to be stopped.
 const TELLING: Duration = Duration::from_secs(3);
 
 impl Controller {
-    /// Does the steps of one decision.
+    /// Carries out the steps of one decision.
     pub(crate) async fn act(
         &self,
         desired: &Desired,
@@ -38,14 +38,14 @@ impl Controller {
         steps: &[Step],
         reporter: &dyn Reporter,
     ) -> Result<(), ControlError> {
-        // What concerns the ledger alone is done by writing it.
+        // Ledger-only steps are done by writing it.
         let of_the_ledger = || steps.iter().filter(|s| s.action.is_recorded());
         of_the_ledger().for_each(|step| reporter.report(Event::Begins(step)));
         self.remember_before(desired, steps)?;
         of_the_ledger().for_each(|step| reporter.report(Event::Done(step)));
         let answers = self.enrolments(steps).await?;
         let signed = self.sign(desired, seen, steps, &answers)?;
-        // What the controller does itself comes first, so that its errors do.
+        // The controller's own steps come first, so that their errors do.
         let mut by_place: BTreeMap<Option<&MemberName>, Vec<&Step>> = BTreeMap::new();
         for step in steps.iter().filter(|s| !s.action.is_recorded()) {
             by_place.entry(step.action.member()).or_default().push(step);
@@ -123,13 +123,13 @@ impl Controller {
         signed: &Signed,
     ) -> Result<(), ControlError> {
         if is_for_the_provider(&step.action) {
-            // A provider knows no fence.
+            // Providers have no fencing.
             self.held.confirm(Timestamp::now())?;
         }
         match &step.action {
             Action::CreateMachine { member, incarnation, data } => {
                 let made = self.create(desired, member, *incarnation, *data).await;
-                // What failed may have failed because another controller has swept this one's drafts away.
+                // A failure may be caused by another controller that has removed this one's drafts.
                 if made.is_err() {
                     self.held.confirm(Timestamp::now())?
                 }
@@ -278,8 +278,8 @@ impl Controller {
         }
     }
 
-    /// Has every front open no connections to a member that this step stops, for at most this time; or open them again. Says whether there
-    /// was one to tell. One that cannot be told only finds out by its probe.
+    /// Stops every front from opening connections to a member that this step stops, for at most this time; or allows them again. Returns
+    /// whether there was a front to notify. One that cannot be notified relies on its probe.
     async fn drain(&self, step: &Step, time: Option<SignedDuration>) -> bool {
         let ledger = self.held.ledger();
         let Some((member, fronts)) = front::to_be_told(&ledger, &step.action) else { return false };
@@ -290,8 +290,8 @@ impl Controller {
         !told.is_empty()
     }
 
-    /// With HAProxy, new clients wait in its queue while the primary changes. One that cannot be told only finds out by its health checks. What
-    /// becomes of an order is no reason to wait: agents let clients through by themselves, and repeat a release that was not confirmed.
+    /// With HAProxy, new clients wait in its queue while the primary changes. One that cannot be notified relies on its health checks.
+    /// Failed orders do not matter: agents release clients by themselves, and repeat an unconfirmed release.
     async fn switch_over(&self, step: &Step, member: &MemberName, to: &MemberName) -> Result<(), ControlError> {
         let ledger = self.held.ledger();
         let Some(order) = postgres::orders::order(&ledger, step) else { return Ok(()) };
@@ -363,8 +363,8 @@ impl Controller {
     }
 }
 
-/// The token of a machine that is made. One that was given out for it and not used yet is used again: an earlier attempt may have made
-/// the machine after all, and it knows no other.
+/// The token of a new machine. An unused token is used again: an earlier attempt may have created the machine after all, and it knows
+/// no other.
 fn enrolment(known: Option<Enrolment>, now: Timestamp) -> Enrolment {
     let has_time = |known: &Enrolment| known.expires.duration_since(now) > ENROLMENT_TIME / 2;
     let fresh = || Enrolment { token: quorate_pki::random_token(), expires: now + ENROLMENT_TIME, bound_key: None };
@@ -389,7 +389,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_is_given_again_while_nobody_used_it_and_there_is_time() {
+    fn an_unused_token_is_reused_while_there_is_time() {
         let now = Timestamp::now();
         let first = enrolment(None, now);
         assert_eq!(enrolment(Some(first.clone()), now + SignedDuration::from_mins(20)), first);

@@ -17,15 +17,14 @@ use crate::run::error::ControlError;
 use crate::secrets;
 use crate::sign::{client_wish, sign};
 
-/// What each agent that is to be enrolled answered, or why it is not.
+/// The answer of each agent to enrol, or why it is not enrolled.
 pub(super) type Answers = BTreeMap<MemberName, Result<EnrolAnswer, String>>;
-/// What each machine is to be given, or why nothing could be signed for it.
+/// The certificates for each machine, or why nothing could be signed for it.
 pub(super) type Signed = BTreeMap<MemberName, Result<Order, String>>;
 type Requests<'a> = Option<&'a BTreeMap<CertificateUse, String>>;
 
 impl Controller {
-    /// Lets every agent that is to be enrolled prove itself, and binds each token to the key that did, before anything is
-    /// signed.
+    /// Asks every agent to enrol for its proof, and binds each token to the proven key, before anything is signed.
     pub(super) async fn enrolments(&self, steps: &[Step]) -> Result<Answers, ControlError> {
         let members: Vec<&MemberName> = steps
             .iter()
@@ -59,7 +58,7 @@ impl Controller {
         let (answer, served) = self.agent(member)?.enrol(&request).await?;
         let proven = answer.proves(&enrolment.token, &nonce, &served);
         if !proven {
-            return Err(refused("its proof does not fit the token and the key that it serves with"));
+            return Err(refused("its proof does not match the token and the key of its TLS certificate"));
         }
         match &enrolment.bound_key {
             Some(bound) if *bound != answer.public_key => Err(refused("its token is bound to another key")),
@@ -78,7 +77,8 @@ impl Controller {
         // The token was bound to the key that proved itself: no other is signed for it.
         let proven = answers.get(member).and_then(|answer| answer.as_ref().ok()).map(|answer| &answer.public_key);
         if Some(&quorate_pki::request_key_sha256(request)?) != proven {
-            let why = format!("{member} is not enrolled: it asks for a certificate for another key than it has proven");
+            let why =
+                format!("{member} is not enrolled: it asks for a certificate for a key that it has not proven to hold");
             return Err(ControlError::Enrolment(why));
         }
         let chain = self.sign_for_agent(member, request)?;
@@ -87,8 +87,8 @@ impl Controller {
         Ok(())
     }
 
-    /// Signs for every machine that is to get certificates. Before any of them does, the ledger knows what was signed: only what
-    /// is recorded can be revoked when the machine is gone.
+    /// Signs for every machine that needs certificates. The ledger records them before any machine gets them, because only
+    /// recorded certificates can be revoked when the machine is gone.
     pub(super) fn sign(
         &self,
         desired: &Desired,
@@ -132,7 +132,7 @@ impl Controller {
         let trust = ledger.authorities.client.as_ref().map(|a| a.certificate.clone()).unwrap_or_default();
         let own = self.sign_for_agent(member, request(CertificateUse::Agent)?)?;
         let mut certificates = BTreeMap::from([(CertificateUse::Agent, Certificate { chain: own, key: None })]);
-        // It is decided apart from the others, because etcd must ask who somebody is before it exists.
+        // It is decided separately, because etcd must authenticate users before it exists.
         if uses.contains(&CertificateUse::Front) {
             let wish = self.front_wish(desired, member);
             let chain = sign(ledger.authorities.client.as_ref(), request(CertificateUse::Front)?, &wish)?;
@@ -153,7 +153,7 @@ impl Controller {
         if let Some(peers) = &ledger.authorities.peer {
             let signing = peers.signing();
             let shown = match signing {
-                // Its key is not here: peers still show what clients are shown.
+                // Its key is not here: peers still use the client-facing certificate.
                 Some(AuthorityRecord { key: None, .. }) => member_certificate.clone(),
                 _ => {
                     let wish = self.member_wish(desired, member, CertificateUse::Peer);
@@ -200,7 +200,8 @@ impl Controller {
         Ok(Authority::load_undated(certificate, key)?.sign(request, &wish, now)?)
     }
 
-    /// It shows clients the name that they have dialled, and members that the cluster knows it. Nobody's name is in it, so it has no rights.
+    /// For clients it has the name that they connect to, and for members it proves that the cluster signed it. It names no user, so it has
+    /// no permissions.
     fn front_wish(&self, desired: &Desired, member: &MemberName) -> LeafWish {
         LeafWish {
             common_name: String::new(),
@@ -225,8 +226,8 @@ impl Controller {
         }
     }
 
-    /// What etcd would accept of the certificates in an order. Brought ones have their key with them. An agent's own names its
-    /// machine, and no controller speaks to a former one.
+    /// The certificates in an order that etcd would accept. User-provided ones come with their key. An agent's own names its
+    /// machine, and no controller connects to a former one.
     fn leaves(&self, member: &MemberName, order: &Order) -> Result<Vec<MachineCertificate>, ControlError> {
         let Order::InstallCertificates { certificates, .. } = order else { return Ok(Vec::new()) };
         let recorded = || self.held.ledger().members.get(member).map(|record| record.incarnation);
@@ -248,7 +249,7 @@ impl Controller {
     }
 }
 
-/// What an agent wants to have signed: as it was last seen, or as it says while it is enrolled.
+/// An agent's signing requests: as last reported, or as sent during enrolment.
 fn requests<'a>(seen: &'a Observation, member: &MemberName, answers: &'a Answers) -> Requests<'a> {
     let enrolled = || answers.get(member).and_then(|answer| answer.as_ref().ok()).map(|answer| &answer.requests);
     seen.facts(member).map(|facts| &facts.requests).or_else(enrolled)

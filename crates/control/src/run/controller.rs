@@ -1,4 +1,4 @@
-//! The loop: look, decide, act, look again, until the cluster is settled or what remains is refused.
+//! The loop: observe, decide and act, until the cluster has converged or everything left is refused.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -30,19 +30,19 @@ use crate::run::history::{History, Recorder};
 use crate::run::observe::Sight;
 use quorate_agent::process;
 
-/// More rounds than any run needs; one that has not converged by then would continue for ever.
+/// More rounds than any run needs; one that has not converged by then never would.
 const MOST_ROUNDS: u32 = 1000;
 /// How many formations one run may begin.
 const MOST_FORMATIONS: u32 = 3;
-/// How many rounds in a row may fail before the loop gives up.
+/// How many consecutive rounds may fail before the loop gives up.
 const MOST_FAILURES: u32 = 5;
-/// How often the same step may end a wait. One that is needed again and again leads nowhere.
+/// How often the same step may end a wait. A step that is needed again and again makes no progress.
 const MOST_REPEATS: u32 = 3;
 /// While something else is waited for, users and roles are not asked for more often.
 const BETWEEN_AUTH_LOOKS: Duration = Duration::from_secs(2);
 const AFTER_FAILURE: Duration = Duration::from_millis(200);
 
-/// How a run ended: settled, or with what is refused.
+/// How a run ended: converged, or with refusals.
 #[derive(Debug)]
 pub struct Outcome {
     pub steps_done: usize,
@@ -67,7 +67,7 @@ pub struct Controller {
 }
 
 impl Controller {
-    /// Takes the ledger's lock for this run. The spec becomes the one that the ledger remembers.
+    /// Takes the ledger's lock for this run, and records the spec.
     pub fn take(
         home: &Home,
         spec: &ClusterSpec,
@@ -100,7 +100,7 @@ impl Controller {
         self.held.ledger()
     }
 
-    /// What is desired now. No two looks offer the same token, so no two formations can share one.
+    /// The desired state now. Each observation gets a new token, so no two bootstraps share one.
     pub(crate) fn desired(&self) -> Desired {
         let ledger = self.held.ledger();
         let brought = self.brought.fingerprints(&self.home, &ledger);
@@ -109,17 +109,17 @@ impl Controller {
         Desired { not_upgraded, ..wish.desire(&ledger, &quorate_pki::random_hex(6)) }
     }
 
-    /// Looks, decides and acts until nothing is left to do. However it ends, the lock is given up here and nowhere else.
+    /// Observes, decides and acts until nothing is left to do. However it ends, the lock is released here and nowhere else.
     pub async fn run(mut self, reporter: &dyn Reporter) -> Result<Outcome, ControlError> {
         let (provider, held) = (self.sight.provider(), self.held.clone());
         let admitted = Cell::new(false);
-        // A look, a machine that is made, a key or a download may each take longer than the lease.
+        // An observation, a new machine, a key or a download may each take longer than the lease.
         let ended = tokio::select! {
             ended = self.lead(reporter, &admitted) => ended,
             lost = held.keep() => Err(lost.into()),
         };
         if ended.as_ref().is_err_and(|error| !error.is_taken_over()) {
-            // What is told is why it ended. A lock that cannot be given up now runs out.
+            // The reported error is why the run ended. A lock that cannot be released now expires.
             let _ = held.release(|_| {});
         }
         let dismissed = if admitted.get() { provider.dismiss(held.fence()).await } else { Ok(()) };
@@ -131,7 +131,7 @@ impl Controller {
     async fn lead(&mut self, reporter: &dyn Reporter, admitted: &Cell<bool>) -> Result<Outcome, ControlError> {
         let (provider, fence) = (self.sight.provider(), self.held.fence());
         let ledger = self.held.ledger();
-        // Machines are called as they were before this run changed anything.
+        // Machines have their names from before this run changed anything.
         let known = self.before.as_ref().filter(|before| before.cluster_id == ledger.cluster_id);
         let seen = self.sight.ask_first(known.unwrap_or(&ledger), &ledger, fence).await?;
         if !self.sight.knows_more().is_empty() {
@@ -165,7 +165,7 @@ impl Controller {
             self.note(&seen)?;
             let desired = self.desired();
             let mut decision = decide(&desired, &seen);
-            // Each question about users and roles goes through etcd's log: they come when nothing else is to do.
+            // Each request for users and roles goes through etcd's log: they come when nothing else is left to do.
             let wanted = decision.steps.is_empty() && decision.waiting.contains(&WaitingFor::AuthSight);
             if wanted
                 && (decision.waiting.len() == 1 || asked.is_none_or(|at: Instant| at.elapsed() > BETWEEN_AUTH_LOOKS))
@@ -176,7 +176,7 @@ impl Controller {
             }
             reporter.report(Event::Looked { seen: &seen, decision: &decision });
             if decision.steps.is_empty() && decision.waiting.is_empty() {
-                // A machine may have gone off by itself since, after the one that stopped it was killed.
+                // A machine may have switched off by itself since, after the controller that stopped it was killed.
                 self.sight.provider().admit(self.held.fence()).await?;
                 return self.end(spent.steps, decision.blocked, seen);
             }
@@ -215,7 +215,7 @@ impl Controller {
         ControlError::OutOfPatience { waited: provider.patience(), waiting, last_words }
     }
 
-    /// What this look shows and the next run must know.
+    /// Records what this observation shows and the next run must know.
     fn note(&self, seen: &Observation) -> Result<(), ControlError> {
         let mut ledger = Ledger::clone(&self.held.ledger());
         if remember::sighting(&mut ledger, &self.desired(), seen) {
@@ -224,8 +224,8 @@ impl Controller {
         Ok(())
     }
 
-    /// This ledger is not the latest, as agents show: nothing more is done, and another attempt finds the same. If instead another
-    /// controller took over, whose number the agents have heard, the lock is lost, and that is reported.
+    /// Agents show that this ledger is not the latest: nothing more is done, and another attempt finds the same. If instead
+    /// another controller took over, whose number the agents have heard, the lock is lost, and that is reported.
     fn stand_back(
         &self,
         before: Option<Ledger>,
@@ -233,7 +233,7 @@ impl Controller {
         seen: Observation,
     ) -> Result<Outcome, ControlError> {
         let blocked = self.sight.knows_more().to_vec();
-        // A number that others were told already is taken back only where the next controller would not find out otherwise.
+        // A number that agents already know is released only if the next controller would not find out otherwise.
         let is_later = |because: &UnsafeBecause| matches!(because, UnsafeBecause::OlderLedger { agent, .. } if *agent > self.held.fence());
         let ledger = match before.is_none() && blocked.iter().all(is_later) {
             true => self.held.release(|_| {})?,
@@ -268,7 +268,7 @@ impl Controller {
     }
 }
 
-/// What a run has used up of its bounds.
+/// How much of its limits a run has used.
 #[derive(Default)]
 struct Spent {
     steps: usize,
@@ -285,7 +285,7 @@ struct Spent {
 }
 
 impl Spent {
-    /// Lets time pass when there is nothing to do but wait, up to a bound. The last look took `look`.
+    /// Waits if there is nothing else to do, up to a limit. The last observation took `look`.
     async fn wait(
         &mut self,
         waiting: Vec<WaitingFor>,
@@ -333,7 +333,7 @@ impl Spent {
         Ok(())
     }
 
-    /// What was waited for has led to a step. One that is done over and over ends no wait.
+    /// A wait has led to a step. A step that is repeated over and over ends no wait.
     fn begin_another_wait(&mut self, steps: &[Step]) {
         let mut led_on = false;
         for step in steps {
@@ -376,7 +376,7 @@ pub async fn plan(
     Ok(plan)
 }
 
-/// As which address of this host its packets leave for each member. None is sent.
+/// The source address of this host for each member. No packet is sent.
 fn comes_from(spec: &ClusterSpec) -> BTreeMap<MemberName, IpAddr> {
     let from = |to: IpAddr| -> io::Result<IpAddr> {
         let any: IpAddr = if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
@@ -390,8 +390,8 @@ fn comes_from(spec: &ClusterSpec) -> BTreeMap<MemberName, IpAddr> {
         .collect()
 }
 
-/// The number that was given out last. A caller that only reads asks for it after its observation: a controller that came in between has written its own
-/// before it told it to any agent.
+/// The last number in use. A caller that only reads asks for it after its observation: a controller that came in between has recorded its
+/// own before any agent heard it.
 pub(crate) fn latest_fence(store: &Store, ledger: &Ledger) -> Result<u64, LedgerError> {
     let latest = store.read()?.filter(|latest| latest.cluster_id == ledger.cluster_id);
     Ok(latest.map_or(ledger.fence, |latest| latest.fence.max(ledger.fence)))
@@ -401,7 +401,7 @@ pub(crate) fn latest_fence(store: &Store, ledger: &Ledger) -> Result<u64, Ledger
 fn begin_run(ledger: &mut Ledger, spec: &ClusterSpec, now: Timestamp) {
     requests::drop_stale(ledger, now, ledger.spec != *spec);
     ledger.take_spec(spec);
-    // It says whom a run may believe, and must be confirmed for each run.
+    // It decides which agents a run may believe, and must be confirmed for each run.
     ledger.older_accepted = None;
     for record in ledger.members.values_mut() {
         record.join_failed = None;
@@ -421,21 +421,21 @@ pub(crate) fn arch() -> &'static str {
     }
 }
 
-/// Whether steps did no more than to write down what was seen, so that the next decision may be made on the same look. Where a recovery
-/// ends, machines are called otherwise from then on.
+/// Whether steps only recorded what was observed, so the next decision can use the same observation. At the end of a recovery, machines
+/// have new names.
 fn changes_nothing_seen(formation: &Formation, steps: &[Step]) -> bool {
     let begins = matches!(formation, Formation::Unformed | Formation::Forming { .. });
     begins && steps.iter().all(|step| matches!(step.action, Action::RecordForming { .. } | Action::RecordFormed { .. }))
 }
 
-/// A tenth of the time waited so far: things that start are up within milliseconds, and for what takes longer the looks, which keep
-/// members and a cloud's API busy, become rarer. So they do where they take long themselves.
+/// A tenth of the time waited so far: fast starts are noticed within milliseconds, and for slow ones the observations, which load
+/// members and a cloud's API, become rarer. The same applies if observations themselves are slow.
 fn pause(waited: Duration, look: Duration, longest: Duration) -> Duration {
     let by_time = (waited / 10).min(longest).max(Duration::from_millis(5));
     by_time.max(look.min(Duration::from_millis(250)))
 }
 
-/// Nobody looks any more where no machine is left and none is to be.
+/// Observations end when no machine is left and none is wanted.
 fn forget_places(ledger: &mut Ledger, seen: &Observation) {
     let settings = ledger.spec.provider.settings();
     let mut used: BTreeSet<String> = ledger.spec.machines().filter_map(|machine| settings.place(&machine)).collect();
@@ -470,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn looks_become_rarer_up_to_what_the_provider_allows() {
+    fn observations_become_rarer_up_to_the_providers_limit() {
         let seconds = Duration::from_secs;
         assert_eq!(pause(Duration::ZERO, LOOK, seconds(2)), LOOK);
         assert_eq!(pause(seconds(5), LOOK, seconds(2)), Duration::from_millis(500));

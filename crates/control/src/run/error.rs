@@ -1,4 +1,4 @@
-//! How a run, or a step of it, fails.
+//! Errors of a run, or of one of its steps.
 
 use std::io;
 use std::path::PathBuf;
@@ -36,7 +36,7 @@ pub enum ControlError {
     Verification { why: String },
     #[error("{member} cannot take the snapshot: expected {expected}, found {found}")]
     NotStaged { member: MemberName, expected: String, found: String },
-    #[error("the bootstrap was begun {times} times and failed each time: {why}")]
+    #[error("the bootstrap failed {times} times: {why}")]
     FormationFails { times: u32, why: String },
     #[error("after {rounds} rounds there is still something to do, which is a bug in quorate: {step}")]
     NeverSettles { rounds: u32, step: String },
@@ -46,7 +46,7 @@ pub enum ControlError {
     OutOfPatience {
         waited: Duration,
         waiting: Vec<WaitingFor>,
-        /// What machines said last whose agents never answered.
+        /// The last console output of machines whose agents never answered.
         last_words: Vec<(MemberName, String)>,
     },
 }
@@ -64,7 +64,7 @@ fn consoles(last_words: &[(MemberName, String)]) -> String {
 }
 
 impl ControlError {
-    /// What went wrong, whatever it kept from being done.
+    /// The error, whatever step it prevented.
     pub fn cause(&self) -> &Self {
         match self {
             ControlError::Step { source, .. } => source.cause(),

@@ -16,14 +16,14 @@ pub enum Event<'a> {
     Failed(&'a Step, &'a ControlError),
 }
 
-/// An answer that may take as long as a person takes.
+/// An answer that may take as long as a person needs.
 pub type Answer<'a> = Pin<Box<dyn Future<Output = Result<Agreed, ControlError>> + 'a>>;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Agreed {
     /// Everything was agreed to before.
     Before,
-    /// Somebody was asked. The cluster may have changed since it was observed.
+    /// The operator was asked. The cluster may have changed since it was observed.
     Now,
 }
 

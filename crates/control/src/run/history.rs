@@ -1,6 +1,7 @@
-//! The history of a cluster: every step that was ever begun, when, by whom, why, and how it ended. One line of JSON for each
-//! event, next to the ledger, appended with one write each; it travels with an export and goes with the cluster. No step is ever
-//! decided from it, and no secret is in it. A front follows it, and sends nobody to a member that is about to be stopped.
+//! The history of a cluster: every step that was ever begun, when, by whom, why, and how it ended. Each event is one line of
+//! JSON, appended with one write to a file next to the ledger. It is part of an export and is deleted with the cluster. No
+//! decision depends on it, and it contains no secret. A front follows it and sends no client to a member that is about to be
+//! stopped.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -44,7 +45,7 @@ enum What {
     Failed { why: String },
 }
 
-/// What is known of a step when it begins.
+/// A step's data when it begins.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Beginning {
     pub verb: String,
@@ -52,14 +53,14 @@ pub struct Beginning {
     pub host: String,
     /// The number that the run's orders carried.
     pub fence: u64,
-    /// As in a plan. What the operator said, and is no step, has kinds of its own.
+    /// As in a plan. Confirmations, which are not steps, have separate kinds.
     pub kind: String,
     pub member: Option<String>,
     pub action: String,
     pub because: String,
 }
 
-/// One step as it is told.
+/// One step as printed.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Entry {
     pub at: Timestamp,
@@ -77,7 +78,7 @@ pub struct Entry {
 pub enum Ending {
     Done,
     Failed,
-    /// It was begun, and the controller that did it is gone.
+    /// It was begun, and its controller is gone.
     Interrupted,
     /// It was begun, and its controller holds the lock.
     Running,
@@ -146,7 +147,7 @@ impl History {
         &self.path
     }
 
-    /// Puts the history of an export next to what is here: each line once, in the order of time.
+    /// Merges the history of an export: each line once, in the order of time.
     pub fn merge(&self, exported: &str) -> Result<(), LedgerError> {
         let here = self.text()?;
         let known: BTreeSet<&str> = here.lines().collect();
@@ -171,7 +172,7 @@ impl History {
         }
     }
 
-    /// Opens the file to add to it. What an interrupted write left half of is ended, so that no line is joined to it.
+    /// Opens the file for appending. A partial line of an interrupted write is ended, so no line is joined to it.
     fn open(&self) -> io::Result<File> {
         let mut file = OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(&self.path)?;
         if file.metadata()?.len() > 0 {
@@ -213,13 +214,13 @@ fn entries(text: &str, running: Option<u64>) -> Vec<Entry> {
     entries
 }
 
-/// What a line says to somebody who follows the file.
+/// What a line means for a follower of the file.
 pub(crate) enum Note {
     Begins { run: String, step: u64, kind: String, member: Option<String>, at: Timestamp },
     Ends { run: String, step: u64 },
 }
 
-/// What can be read of these lines.
+/// The readable events of these lines.
 pub(crate) fn notes(text: &str) -> impl Iterator<Item = Note> {
     let lines = text.lines().filter_map(|line| serde_json::from_str::<Line>(line).ok());
     lines.map(|Line { at, run, step, what }| match what {
@@ -242,8 +243,8 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Begins with what the operator said: how the ledger changed before the first step. A cluster that did not exist has no
-    /// history, whatever is there.
+    /// Begins with the operator's input: how the ledger changed before the first step. A new cluster has no history, even if
+    /// a file exists.
     pub fn begin(
         history: History,
         verb: &str,
@@ -305,7 +306,7 @@ impl Recorder {
         }
     }
 
-    /// A disk that takes no line fails the ledger's next write too, which is reported; a step is not given up for this.
+    /// A disk that accepts no line also fails the ledger's next write, which is reported; a step does not fail because of this.
     fn write(&self, step: u64, what: What) {
         let line = Line { at: Timestamp::now(), run: self.run.clone(), step, what };
         let mut text = serde_json::to_string(&line).expect("plain data serializes");
@@ -346,7 +347,7 @@ impl Reporter for Recording<'_> {
     }
 }
 
-/// Something that the operator said, and that is in the ledger from then on.
+/// Input of the operator that is in the ledger from then on.
 struct Word {
     kind: &'static str,
     member: Option<String>,
@@ -534,7 +535,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_operator_said_is_told_with_what_was_shown() {
+    fn confirmations_are_recorded_with_the_text_that_was_shown() {
         let (_directory, history) = history();
         let mut after = ledger();
         quorate_core::planner::remember::raise_incarnation(&mut after, &"etcd-2".into());

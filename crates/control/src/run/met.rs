@@ -1,14 +1,15 @@
-//! Meeting one agent: what it remembers of fencing numbers decides whether it is believed, and whether this ledger is the latest.
+//! The first contact with an agent. The fencing numbers that it remembers show whether to believe it, and whether this ledger is the
+//! latest.
 
 use jiff::Timestamp;
 use quorate_agent::client::{ClientError, Look};
 use quorate_core::model::{AgentSeen, Distrust, Facts, Ledger, MemberName, Number, Seen};
 use quorate_core::planner::{UnsafeBecause, safety};
 
-/// Whom a look has met.
+/// The agents of an observation.
 pub(super) enum Met {
     Agent(AgentSeen),
-    /// With what it reports, if anything.
+    /// With its report, if there is one.
     KnowsMore(LaterFence, Option<Box<Facts>>),
 }
 
@@ -35,7 +36,7 @@ impl LaterFence {
     }
 }
 
-/// What a look at one agent shows. That it obeys a later controller counts for this ledger, or against the agent.
+/// The result for one agent. If it obeys a later controller, either this ledger is not the latest, or the agent is not trusted.
 pub(super) fn judge(
     met: Result<Met, ClientError>,
     member: &MemberName,
@@ -54,8 +55,9 @@ pub(super) fn judge(
     }
 }
 
-/// Looks at one agent. One that never heard our `number` is asked first what it remembers, and hears nothing if that is later. Before it
-/// hears it, `tell` is called: it may obey the number and its answer come too late, and must not count as one that heard it from others.
+/// Contacts one agent. If it never heard `number`, it is first asked what it remembers, and hears nothing if that is later. `tell` is
+/// called before it hears the number: it may obey it although its answer comes too late, and must not count as having heard it from
+/// others.
 pub(super) async fn look_first(
     ask: impl AsyncFn(Option<u64>) -> Result<Look, ClientError>,
     ledger: &Ledger,
@@ -77,7 +79,7 @@ pub(super) async fn look_first(
                 None => return Err(e),
             },
         };
-        // One that takes our number and claims a later one is believed in neither.
+        // An agent that accepts this number and claims a later one is not believed at all.
         Ok(match known.filter(|known| facts.fence > *known) {
             Some(known) => Met::KnowsMore(LaterFence { known, told: facts.fence }, Some(facts)),
             None => Met::Agent(safety::believe(ledger, member, facts)),

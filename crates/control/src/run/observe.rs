@@ -1,4 +1,4 @@
-//! Looking: machines through the provider, members through their agents, all at once, each with a time limit.
+//! Observation: machines through the provider, members through their agents, all in parallel, each with a time limit.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,7 +20,7 @@ use crate::run::met::{Met, judge, look_first};
 use crate::secrets;
 use quorate_providers::{Dial, Machines, Provider, ProviderError};
 
-/// The eyes of a controller. It keeps one connection to each agent between looks.
+/// Observes for a controller. It keeps one connection to each agent between observations.
 pub struct Sight {
     provider: Rc<dyn Provider>,
     identity: Option<Shown>,
@@ -29,11 +29,11 @@ pub struct Sight {
     asked: RefCell<BTreeSet<(String, u64)>>,
     /// Agents that remember our number, or a higher one, though nobody told it.
     knows_more: Vec<UnsafeBecause>,
-    /// Whether the provider could look everywhere, the last time.
+    /// Whether the provider could list all places, the last time.
     saw_every_place: bool,
 }
 
-/// What this controller shows to agents: certificate chain and key. It expires, and a controller that runs longer creates another before.
+/// This controller's certificate chain and key for agents. It expires, and a controller that runs longer creates another before.
 struct Shown {
     identity: (String, Secret),
     made: Timestamp,
@@ -47,11 +47,11 @@ fn is_worn(shown: &Shown, ledger: &Ledger, now: Timestamp) -> bool {
     if ledger.authorities.control.as_ref().is_none_or(|control| control.certificate != shown.authority) {
         return true;
     }
-    // A clock that was set back says nothing of the certificate's end.
+    // A clock that was set back says nothing about the certificate's end.
     age >= secrets::CONTROLLER_VALIDITY / 2 || age.is_negative()
 }
 
-/// An agent that can be spoken to, and where that is.
+/// A reachable agent, and its address.
 struct Contact {
     machine: MachineSeen,
     dial: Dial,
@@ -96,13 +96,13 @@ impl Sight {
         self.agents.get(member).map(|contact| &contact.client)
     }
 
-    /// Hands out the client of an agent, to be used apart from any look. The next look makes another.
+    /// Returns the client of an agent, for use outside of observations. The next observation creates another.
     pub fn part_with(&mut self, member: &MemberName) -> Option<AgentClient> {
         self.agents.remove(member).map(|contact| contact.client)
     }
 
-    /// An agent that gets our number now, otherwise than by a look. It has obeyed nobody before, or was asked what it remembers; a number
-    /// that it reports from now on is ours.
+    /// An agent that hears this controller's number now, outside of observations. It has obeyed no other controller, or was asked what it
+    /// remembers; a number that it reports from now on is this controller's.
     pub fn told(&self, member: &MemberName) {
         if let Some(contact) = self.agents.get(member) {
             self.asked.borrow_mut().insert(key(member, &contact.machine));
@@ -114,9 +114,8 @@ impl Sight {
         self.agents.get(member).map(|contact| &contact.machine)
     }
 
-    /// Observes, and sends nobody this number: agents that remember it, or a higher one, have obeyed a controller that this ledger knows
-    /// nothing of.
-    /// Machines are called as in `known`; `ledger` says whose answer counts.
+    /// Observes without sending this number: agents that remember it, or a higher one, have obeyed a controller that this ledger does
+    /// not know. Machines have the names in `known`; `ledger` decides which answers count.
     pub async fn ask_first(
         &mut self,
         known: &Ledger,
@@ -151,7 +150,7 @@ impl Sight {
         &self.knows_more
     }
 
-    /// Looks at one cluster, users and roles included. A fence makes every agent that answers deaf to older controllers.
+    /// Observes one cluster, including users and roles. With a fence, every agent that answers refuses older controllers from then on.
     pub async fn look(&mut self, ledger: &Ledger, fence: Option<u64>) -> Result<Observation, ControlError> {
         let mut seen = self.ask(ledger, fence).await?;
         if !self.knows_more.is_empty() {
@@ -170,7 +169,7 @@ impl Sight {
         }
     }
 
-    /// Looks without asking for users and roles: each such question goes through etcd's log.
+    /// Observes without asking for users and roles, because each such request goes through etcd's log.
     pub async fn glance(&mut self, ledger: &Ledger, fence: Option<u64>) -> Result<Observation, ControlError> {
         self.ask(ledger, fence).await
     }
@@ -261,7 +260,7 @@ impl Sight {
         Ok(())
     }
 
-    /// Makes what is shown to agents, first and again before it ends. Clients that show the old one are replaced.
+    /// Creates the certificate for agents, first and again before it expires. Clients with the old one are replaced.
     fn renew(&mut self, ledger: &Ledger, now: Timestamp) -> Result<(), ControlError> {
         if self.identity.as_ref().is_some_and(|shown| !is_worn(shown, ledger, now)) {
             return Ok(());
@@ -273,7 +272,7 @@ impl Sight {
         Ok(())
     }
 
-    /// Keeps one client for each machine of ours that is on.
+    /// Keeps one client for each running machine of this cluster.
     fn meet(
         &mut self,
         ledger: &Ledger,
@@ -342,7 +341,7 @@ fn add_hidden(
     hidden
 }
 
-/// Agents that nobody can ask yet.
+/// Agents that cannot be asked yet.
 fn without_address(
     ledger: &Ledger,
     machines: &BTreeMap<MemberName, MachineSeen>,
@@ -354,22 +353,22 @@ fn without_address(
     silent.map(|(member, _)| (member.clone(), Seen::Unreachable { since: now, why: why() })).collect()
 }
 
-/// How to connect to a machine, whatever it is called.
+/// How to connect to a machine, under any name.
 pub(crate) fn dial(provider: &dyn Provider, name: &MemberName, machine: &MachineSeen) -> Dial {
     provider.dial(&MachineId::new(&name.seat().into(), machine.incarnation), machine)
 }
 
-/// Where nobody else agrees with the ledger, everyone's answer counts.
+/// If no other agent agrees with the ledger, every answer counts.
 fn is_witness(ledger: &Ledger, member: &MemberName, contact: &Contact) -> bool {
     safety::is_witness(ledger, member.seat(), contact.machine.incarnation)
 }
 
-/// A machine, whatever it is called by now.
+/// A machine, under any name.
 fn key(member: &MemberName, machine: &MachineSeen) -> (String, u64) {
     (member.seat().to_owned(), machine.incarnation)
 }
 
-/// A machine of another incarnation than the ledger wants is a former one, and is called so.
+/// A machine of another incarnation than the ledger wants is a former one, and is named so.
 pub(crate) fn by_name(ledger: &Ledger, machines: Vec<(MemberName, MachineSeen)>) -> BTreeMap<MemberName, MachineSeen> {
     let named = |(member, machine): (MemberName, MachineSeen)| {
         let wanted = ledger.members.get(&member).map_or(1, |r| r.incarnation.max(1));
@@ -434,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_whose_host_is_out_of_reach_counts_as_there() {
+    fn a_machine_on_an_unreachable_host_counts_as_existing() {
         let mut ledger = ledger(Timestamp::now());
         let settings = serde_json::json!({"libvirt": {"pool": "etcd"}});
         ledger.spec.provider = serde_json::from_value(settings).unwrap();
@@ -472,7 +471,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_stays_longer_than_a_certificate_shows_another() {
+    async fn a_long_running_controller_renews_its_certificate() {
         let (home, now) = (tempfile::tempdir().unwrap(), Timestamp::now());
         let (ledger, of_another_ca) = (ledger(now), ledger(now));
         let mut sight = Sight::new(Home::new(home.path()).provider(&ledger));

@@ -1,4 +1,4 @@
-//! Upgrading the agent of one machine to this very program, over the agent's own port.
+//! Upgrades the agent of one machine to this program, over the agent's port.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -16,12 +16,13 @@ use crate::run::error::ControlError;
 
 /// This program, also when its file has been replaced since it was started.
 const THIS: &str = "/proc/self/exe";
-/// For the old agent to leave and the new one to come up. What comes up later goes back to the old one by itself.
+/// For the old agent to exit and the new one to start. A later one is rolled back by itself.
 const PATIENCE: Duration = Duration::from_secs(45);
 const PAUSE: Duration = Duration::from_millis(100);
 
 impl Controller {
-    /// Sends this program to a machine and waits until its agent runs it. One that does not take it is not asked again in this run.
+    /// Sends this program to a machine and waits until its agent runs it. If the agent does not accept it, it is not tried again in this
+    /// run.
     pub(crate) async fn upgrade_agent(&self, member: &MemberName) -> Result<(), ControlError> {
         let upgraded = self.send_program(member).await;
         if let Err(error) = &upgraded {

@@ -1,4 +1,4 @@
-//! `apply`: what the operator confirmed beyond the spec. Each confirmation is recorded with what is refused without it.
+//! `apply`: what the operator confirmed beyond the spec. Each confirmation is recorded with what would be refused without it.
 
 use quorate_core::model::{Consent, Ledger, Observation};
 use quorate_core::planner::{Plan, remember};
@@ -17,7 +17,7 @@ pub struct Allowed {
     pub older_ledger: bool,
 }
 
-/// What goes into the ledger when the run begins.
+/// The ledger change when the run begins.
 #[derive(Debug, Default)]
 pub struct Apply {
     downtime: Option<Consent>,
@@ -50,7 +50,7 @@ impl Apply {
         Ok(apply)
     }
 
-    /// The same for a plan that nobody is asked to confirm.
+    /// The same for a plan without confirmation.
     pub fn assumed(allowed: Allowed) -> Self {
         let consent = |given: bool| given.then(|| consent(String::new()));
         Apply { downtime: consent(allowed.downtime), without_grace: consent(allowed.now), ..Apply::default() }

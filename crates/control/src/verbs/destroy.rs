@@ -1,4 +1,4 @@
-//! `destroy`: what must be true before a cluster is deleted, what the ledger says then, and what is left afterwards.
+//! `destroy`: the conditions for deleting a cluster, the ledger entry, and what is left afterwards.
 
 use std::fs;
 use std::io;
@@ -25,13 +25,13 @@ pub struct Destroy {
 struct Request {
     confirmed: Consent,
     without_backup: bool,
-    /// None where it does not matter.
+    /// None if it does not matter.
     backup: Option<Confirmed>,
 }
 
 impl Destroy {
-    /// Data that clients may have written is deleted only where the store has a verified backup of it now, or with consent to do
-    /// without. What the ledger notes of backups was there once. Files that the spec names are not needed any more.
+    /// Data that clients may have written is deleted only if the store has a verified backup of it now, or with consent. The
+    /// ledger only remembers what was there once. Files that the spec names are not needed any more.
     pub async fn prepare(
         home: &Home,
         ledger: &Ledger,
@@ -47,7 +47,7 @@ impl Destroy {
         Ok(Destroy { request, plan })
     }
 
-    /// Why no backup counts, where that matters.
+    /// Why no backup counts, if that matters.
     pub fn why_no_backup(&self) -> Option<&str> {
         self.request.backup.as_ref()?.why_not.as_deref()
     }
@@ -86,7 +86,7 @@ fn refuse_if_used(home: &Home, ledger: &Ledger) -> Result<(), ControlError> {
     Err(ControlError::UsedBy { cluster: ledger.spec.name.to_string(), users: users.join(", ") })
 }
 
-/// Removes what is left here of a cluster whose machines and ledger are gone. Says whether there was anything.
+/// Removes what is left here of a cluster whose machines and ledger are gone. Returns whether there was anything.
 pub fn remove_rest(home: &Home, name: &str) -> Result<bool, VerbError> {
     if name.parse::<Name>().is_err() {
         return Ok(false);

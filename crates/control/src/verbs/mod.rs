@@ -1,6 +1,6 @@
-//! What commands decide, without a terminal. A command is prepared here: what would be done, what is refused, what the operator has
-//! to confirm. The caller shows that, asks, and passes the change to a controller's run. The command line is one caller;
-//! a dashboard or a process that keeps clusters calls the same functions.
+//! The decisions of commands, without a terminal. A command is prepared here: what would be done, what is refused, what the
+//! operator has to confirm. The caller shows that, asks, and passes the change to a controller's run. The command line is one
+//! caller; a dashboard or a long-running process would call the same functions.
 
 pub mod apply;
 pub mod destroy;
@@ -35,7 +35,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Lets the ledger of an etcd cluster know which PostgreSQL clusters keep Patroni's state in it.
+    /// Records in an etcd cluster's ledger which PostgreSQL clusters keep Patroni's state in it.
     pub fn register_users(&self, home: &Home, ledger: &mut Ledger) {
         dcs::forget_gone(home, ledger);
         self.brought.patroni_of.iter().for_each(|spec| dcs::register(ledger, spec));
@@ -88,7 +88,7 @@ pub async fn observe(home: &Home, ledger: &Ledger) -> Result<Observation, Contro
     Sight::new(home.provider(ledger)).glance(ledger, None).await
 }
 
-/// A destruction that has begun is completed, and nothing else is done meanwhile.
+/// A deletion that has begun is completed, and nothing else is done meanwhile.
 pub fn refuse_if_being_destroyed(ledger: Option<&Ledger>) -> Result<(), VerbError> {
     let Some((ledger, consent)) = ledger.and_then(|l| Some((l, l.destroy.as_ref()?))) else { return Ok(()) };
     let name = &ledger.spec.name;
@@ -96,7 +96,7 @@ pub fn refuse_if_being_destroyed(ledger: Option<&Ledger>) -> Result<(), VerbErro
     Err(VerbError::NotNow { what, command: format!("destroy {name}"), does: "completes it" })
 }
 
-/// Off, nothing can be read from its members.
+/// While it is off, its members cannot be read.
 pub(crate) fn refuse_if_off(ledger: &Ledger) -> Result<(), VerbError> {
     let name = &ledger.spec.name;
     match ledger.power {
@@ -113,7 +113,7 @@ fn refuse_unless_formed(ledger: &Ledger, consequence: &str) -> Result<(), VerbEr
     refuse_unless(ledger, Formation::is_formed, consequence)
 }
 
-/// Refuses a cluster whose formation has not come to where a command can do something.
+/// Refuses a cluster whose bootstrap has not reached the state that the command needs.
 fn refuse_unless(ledger: &Ledger, fits: impl Fn(&Formation) -> bool, consequence: &str) -> Result<(), VerbError> {
     let name = &ledger.spec.name;
     if ledger.spec.kind == Kind::Postgres && ledger.postgres.formation.is_formed() || fits(&ledger.etcd.formation) {

@@ -1,4 +1,4 @@
-//! `passwords rotate`: new passwords for the users of a PostgreSQL cluster, its own and declared ones.
+//! `passwords rotate`: new passwords for the users of a PostgreSQL cluster, quorate's own and declared ones.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ pub struct Rotate {
     pub plan: Plan,
 }
 
-/// Whose passwords are to change, if they can now.
+/// The users whose passwords change, if they can change now.
 pub fn check(ledger: &Ledger, brought: &BroughtFiles, users: &[String]) -> Result<Vec<String>, VerbError> {
     check_cluster(ledger)?;
     refuse_if_changing(ledger)?;

@@ -1,5 +1,5 @@
-//! `reboot`: machines reboot one after another, with their packages upgraded before if that is wanted. A reboot that has begun is
-//! continued; one that could not be completed is not begun.
+//! `reboot`: reboots machines one at a time, optionally after upgrading their packages. A reboot that has begun continues; one
+//! that could not be completed does not begin.
 
 use std::collections::BTreeMap;
 
@@ -31,13 +31,13 @@ pub struct Reboot {
     pub refused: Vec<UnsafeBecause>,
 }
 
-/// What became of a machine.
+/// The result for a machine.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Rebooted {
     pub member: MemberName,
-    /// Absent where it does not answer.
+    /// Absent if it does not answer.
     pub rebooted: Option<bool>,
-    /// What the package manager did before, in its words.
+    /// The package manager's summary.
     pub packages: Option<String>,
 }
 
@@ -94,7 +94,7 @@ impl Reboot {
         self.request.note(ledger);
     }
 
-    /// What became of each machine, as it was seen in the end.
+    /// The result for each machine, as last observed.
     pub fn outcome(&self, seen: &Observation) -> Vec<Rebooted> {
         let outcome = |member: &MemberName| {
             let before = self.boots.get(member).cloned().flatten();

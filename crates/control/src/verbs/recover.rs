@@ -1,4 +1,4 @@
-//! `recover`: the majority is lost permanently. What can be recovered, and the confirmation under which it is.
+//! `recover`: permanent quorum loss. Shows what can be recovered, and records the confirmation.
 
 use quorate_core::kinds::etcd::safety::requests;
 use quorate_core::kinds::etcd::{Formation, RecoveryRequest};
@@ -10,7 +10,7 @@ use crate::home::Home;
 use crate::run::controller;
 use crate::run::error::ControlError;
 
-/// Whether there can be anything to recover.
+/// Whether a recovery is possible.
 pub fn check(ledger: &Ledger) -> Result<(), VerbError> {
     refuse_if_being_destroyed(Some(ledger))?;
     refuse_if_off(ledger)?;
@@ -18,8 +18,8 @@ pub fn check(ledger: &Ledger) -> Result<(), VerbError> {
     refuse_unless(ledger, fits, "there is nothing to recover")
 }
 
-/// The rest of a recovery that was interrupted after the survivor served again: its other members come back, and all that was
-/// consented to is done. None: there is no such recovery, or the survivor was lost too.
+/// The rest of a recovery that was interrupted after the survivor served again: its other members rejoin, within the given
+/// consent. None: there is no such recovery, or the survivor was lost too.
 pub async fn rest(home: &Home, cluster: &Cluster, ledger: &Ledger) -> Result<Option<Plan>, ControlError> {
     if ledger.etcd.recovered.is_none() {
         return Ok(None);
@@ -41,7 +41,7 @@ struct Request {
 }
 
 impl Recover {
-    /// With `now`, machines that are not seen count as dead at once.
+    /// With `now`, unreachable machines count as dead at once.
     pub async fn prepare(
         home: &Home,
         cluster: &Cluster,
@@ -61,7 +61,7 @@ impl Recover {
         Ok(Recover { request, plan })
     }
 
-    /// Whether the plan leads to a cluster again.
+    /// Whether the plan results in a working cluster.
     pub fn succeeds(&self) -> bool {
         let leads = |action: &Action| matches!(action, Action::RecordRecovery { .. } | Action::RecordFormed { .. });
         self.plan.end.blocked.is_empty() || self.plan.steps.iter().any(|step| leads(&step.action))

@@ -1,5 +1,5 @@
-//! `replace`: a member gets another machine, with its data where that can be kept. A replacement that is under way is continued; one
-//! that could not be completed is not begun.
+//! `replace`: a member gets a new machine, with its data where that is possible. A replacement in progress continues; one that could
+//! not be completed does not begin.
 
 use quorate_core::model::{Consent, Ledger, MemberName, Observation};
 use quorate_core::planner::{Plan, UnsafeBecause, remember};
@@ -98,7 +98,7 @@ struct Request {
 }
 
 impl Request {
-    /// Asks for the next incarnation, unless somebody else did so since it was shown.
+    /// Requests the next incarnation, unless another run did so since it was shown.
     fn note(&self, ledger: &mut Ledger) {
         super::add(&mut ledger.downtime, &self.downtime);
         match &self.change {
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn data_stays_where_the_spec_says_so_and_the_machine_has_it_apart() {
+    fn data_is_kept_if_the_spec_says_so_and_the_machine_stores_it_separately() {
         let (mut ledger, member) = (ledger(), MemberName::from("etcd-2"));
         assert!(!keeps_data(&ledger, &seen(&["etcd-2"]), &member));
         remember::renew(&mut ledger, &member, 2);
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_no_member_and_what_does_not_run_is_refused() {
+    fn a_switchover_to_a_stranger_or_of_a_stopped_cluster_is_refused() {
         let mut ledger = ledger();
         assert_eq!(check(&ledger, "etcd-1").unwrap(), MemberName::from("etcd-1"));
         let VerbError::UnknownMember { member, members, .. } = check(&ledger, "etcd-9").unwrap_err() else { panic!() };

@@ -1,4 +1,4 @@
-//! `restore`: one snapshot, what it costs, and the confirmation under which every member is restored from it.
+//! `restore`: the snapshot, what would be lost, and the confirmation under which every member is restored from it.
 
 use quorate_backup::Trust;
 use quorate_backup::catalog::Catalog;
@@ -25,26 +25,26 @@ use crate::run::controller;
 use crate::run::error::ControlError;
 use crate::run::history::History;
 
-/// What is restored, and what opens and proves it.
+/// The source of a restore, and its keys.
 pub struct Source {
     pub wanted: Wanted,
     pub store: Which,
     pub signed_by: Option<Signer>,
-    /// What nobody signed is taken too.
+    /// Unsigned backups are accepted too.
     pub unsigned: bool,
     /// The text of an age identity file.
     pub identity: Option<Secret>,
     pub identities: Option<Identities>,
-    /// Where nothing is known of the cluster here, the ledger next to the backup is not taken over.
+    /// If the cluster is not known here, the ledger next to the backup is not imported.
     pub without_ledger: bool,
 }
 
-/// A restore that can be confirmed: its snapshot is here and is what it should be, and nothing has changed yet. The run that restores from it
-/// first verifies it once more, as the members will restore it.
+/// A restore that can be confirmed: its snapshot is here and correct, and nothing has changed yet. The run that restores from it first
+/// verifies it once more, in the same way as the members restore it.
 pub struct Restore {
     pub ready: Ready,
     pub known: Option<Ledger>,
-    /// The ledger from next to the backup, where there is none here.
+    /// The ledger from next to the backup, if there is none here.
     pub imported: Option<Exported>,
     pub seen: Option<Observation>,
     /// The highest revision that clients can have seen: as members report, the ledger remembers, and the backups hold.
@@ -56,7 +56,7 @@ pub fn check(known: Option<&Ledger>) -> Result<(), VerbError> {
     known.map_or(Ok(()), refuse_if_off)
 }
 
-/// Removes snapshots that no restore in the ledger waits for: a restore was not wanted after all, or failed before the ledger knew.
+/// Removes snapshots that no restore in the ledger needs: a restore was not confirmed, or failed before the ledger recorded it.
 pub fn forget_unwanted(home: &Home, name: &str) -> Result<(), LedgerError> {
     let waits = home.store(name).read()?.and_then(|ledger| ledger.etcd.restore);
     home.forget_snapshots(name, waits.as_ref())
@@ -73,7 +73,7 @@ impl Restore {
         let (mut ready, imported) = snapshot(home, cluster, known.as_ref(), source, teller).await?;
         let base = known.as_ref().or(imported.as_ref().map(|exported| &exported.ledger));
         ready.prepared = without_older_leaders(home, &cluster.spec, ready.prepared, base).await?;
-        // Members that log in by password must be let in by what is restored; later would be too late.
+        // With password logins, members must be accepted by the restored data; afterwards would be too late.
         let remembered = base.and_then(|ledger| ledger.etcd.auth.root_password.as_ref());
         let password = remembered.or(cluster.brought.root_password.as_ref());
         root_is_let_in(home, &cluster.spec, &ready.prepared, password).await?;
@@ -85,14 +85,14 @@ impl Restore {
         Ok(Restore { ready, known, imported, seen, highest })
     }
 
-    /// What the run does before it touches anything, for those who only want to know whether it would succeed.
+    /// The checks before anything is changed, for a dry run.
     pub async fn rehearse(&self, home: &Home, cluster: &Cluster) -> Result<(), VerbError> {
         let Prepared { path, keys, revision, .. } = &self.ready.prepared;
         let bump_revision = bump_past(self.highest, unsigned(*revision));
         Ok(verify_raised(home, &cluster.spec, path, *keys, bump_revision).await?)
     }
 
-    /// With `now`, machines that are not seen count as dead at once.
+    /// With `now`, unreachable machines count as dead at once.
     pub fn request(&self, shown: String, now: bool) -> Request<'_> {
         Request { confirmed: consent(shown), restore: self, now }
     }
@@ -119,7 +119,7 @@ impl Request<'_> {
         controller::plan(home, &cluster.spec, &cluster.brought, change).await
     }
 
-    /// For the plan: as if the ledger had been taken over.
+    /// For the plan: as if the ledger had been imported.
     fn come_back(&self, ledger: &mut Ledger) {
         if let Some(exported) = &self.restore.imported {
             come_back(ledger, exported);
@@ -133,7 +133,7 @@ impl Request<'_> {
             remember::resume_above(ledger, seen);
             ledger.older_accepted = Some(self.confirmed.clone());
         }
-        // Clients may have seen what only the backups still know of.
+        // Clients may have seen revisions that only the backups still contain.
         ledger.etcd.highest_revision =
             revision::remembered(ledger.etcd.highest_revision).max(unsigned(ready.highest_revision));
         ledger.etcd.request_restore(RestoreWish {
@@ -150,7 +150,7 @@ impl Request<'_> {
     }
 }
 
-/// Whether a plan leads to a cluster.
+/// Whether a plan results in a working cluster.
 pub fn succeeds(plan: &Plan) -> bool {
     plan.end.blocked.is_empty() || plan.steps.iter().any(|step| matches!(step.action, Action::RecordFormed { .. }))
 }
@@ -171,13 +171,13 @@ pub(crate) fn come_back(ledger: &mut Ledger, exported: &Exported) {
     without_requests(ledger);
 }
 
-/// What was requested when the backup was taken is long done, or was given up.
+/// Requests from the time of the backup are done or abandoned by now.
 fn without_requests(ledger: &mut Ledger) {
     (ledger.etcd.restore, ledger.etcd.recovery, ledger.postgres.restore) = (None, None, None);
     (ledger.destroy, ledger.without_backup) = (None, None);
 }
 
-/// One proven snapshot, and the ledger where there is none here.
+/// One verified snapshot, and the ledger if there is none here.
 async fn snapshot(
     home: &Home,
     cluster: &Cluster,
@@ -228,15 +228,16 @@ async fn highest_in_backups(cluster: &Cluster, known: Option<&Ledger>, teller: &
     })
 }
 
-/// Nothing is taken from a store without proof of who made it.
+/// Nothing from a store is accepted without proof of its origin.
 pub fn refuse_unchecked(name: &str, trust: &Trust) -> Result<(), VerbError> {
     if trust.signer.is_some() || trust.unsigned {
         return Ok(());
     }
     Err(VerbError::Refused {
         what: format!(
-            "nothing here knows the key that signs the backups of {name}, so it cannot be checked who made them: anyone who can write to \
-             the store can put others there, and anyone who made the ledger next to a backup controls every machine afterwards"
+            "no key is known here for the signatures of the backups of {name}, so their origin cannot be checked: \
+             anyone who can write to the store can replace them, and a forged ledger next to a backup would give its \
+             author every machine"
         ),
         hint: String::from(
             "pass --signed-by KEY, which `quorate backup list` and `quorate status` print where the ledger is, or name it in \

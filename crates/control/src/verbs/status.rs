@@ -12,7 +12,7 @@ use crate::run::controller::{arch, latest_fence};
 use crate::run::error::ControlError;
 use crate::run::observe::Sight;
 
-/// Looks at one cluster, without its lock.
+/// Observes one cluster, without its lock.
 pub async fn status(home: &Home, ledger: &Ledger, brought: &BroughtFiles) -> Result<Status, ControlError> {
     let mut sight = Sight::new(home.observer(ledger));
     let seen = sight.glance(ledger, None).await?;

@@ -1,4 +1,4 @@
-//! `switchover`: another member of a PostgreSQL cluster becomes the primary. Patroni does it; quorate decides whether it may be asked.
+//! `switchover`: another member of a PostgreSQL cluster becomes the primary. Patroni does it; quorate decides whether to ask it.
 
 use quorate_core::kinds::postgres::{Role, SwitchoverRequest};
 use quorate_core::model::{Consent, Ledger, MemberName, Observation};
@@ -20,7 +20,7 @@ pub struct Switchover {
     pub refused: Vec<UnsafeBecause>,
 }
 
-/// The member that is to become the primary, if one is named and the cluster can switch over now.
+/// The member that will become the primary, if one is named and the cluster can switch over now.
 pub fn check(ledger: &Ledger, to: Option<&str>) -> Result<Option<MemberName>, VerbError> {
     refuse_if_being_destroyed(Some(ledger))?;
     let name = &ledger.spec.name;

@@ -1,5 +1,5 @@
-//! Ledgers that an earlier quorate has written. Those of format 2 have settings of providers at their old places, those of format 3 what
-//! only etcd has. Those of format 4 do not say who wrote them.
+//! Ledgers that an earlier quorate has written. Format 2 has providers' settings in their old places, format 3 has etcd's. Format 4 does
+//! not say which version wrote it.
 
 use std::fs;
 use std::path::Path;
@@ -106,7 +106,7 @@ fn members_of_format_2_get_a_section_of_their_provider() {
 }
 
 #[test]
-fn a_ledger_of_format_3_has_what_only_etcd_has_in_a_section_of_its_own_afterwards() {
+fn a_ledger_of_format_3_gets_a_section_for_etcd() {
     let (_directory, store) = home_of("format-3", "today", "local.json", 11);
     let original = fs::read(store.directory().join("0000000011.json")).unwrap();
     let mut ledger = store.read().expect("it is read").expect("it exists");

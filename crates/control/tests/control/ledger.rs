@@ -1,4 +1,4 @@
-//! The ledger on disk: two writers never both succeed, a dead holder's lock is taken at once, a living one's is not.
+//! The ledger on disk: two writers never both succeed; the lock of a dead holder is taken at once, that of a living one is not.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -122,7 +122,7 @@ async fn a_holder_that_sleeps_past_its_lease_is_taken_over_and_finds_out() {
 }
 
 #[test]
-fn a_number_that_was_announced_is_never_given_again_and_one_that_was_not_is() {
+fn an_announced_number_is_never_reused_and_an_unannounced_one_is() {
     let (_directory, store) = store();
     let now = Timestamp::now();
     let first = Held::take(store.clone(), ledger(), "quorate apply", now).unwrap();
@@ -136,7 +136,7 @@ fn a_number_that_was_announced_is_never_given_again_and_one_that_was_not_is() {
 }
 
 #[test]
-fn who_stands_back_leaves_the_ledger_as_it_was_and_its_number_free() {
+fn a_controller_that_steps_back_leaves_the_ledger_unchanged_and_its_number_free() {
     let (_directory, store) = store();
     let now = Timestamp::now();
     let mut before = ledger();
@@ -154,7 +154,7 @@ fn who_stands_back_leaves_the_ledger_as_it_was_and_its_number_free() {
 }
 
 #[tokio::test]
-async fn a_living_holder_keeps_its_lock_whatever_the_clock_of_another_says() {
+async fn a_live_holder_keeps_its_lock_whatever_another_clock_says() {
     let (_directory, store) = store();
     let now = Timestamp::now();
     let held = Held::take(store.clone(), ledger(), "quorate apply", now).unwrap();
@@ -168,7 +168,7 @@ async fn a_living_holder_keeps_its_lock_whatever_the_clock_of_another_says() {
 }
 
 #[tokio::test]
-async fn a_ledger_that_was_removed_is_not_brought_back_nor_is_another_of_its_name_overwritten() {
+async fn a_removed_ledger_is_not_recreated_and_does_not_overwrite_another_of_its_name() {
     let (_directory, store) = store();
     let later = Timestamp::now();
     let sleeper = sleeper(&store);
@@ -318,7 +318,7 @@ fn a_damaged_ledger_is_not_replaced_by_a_version_that_is_too_new() {
 
 /// The same format has the same fields, so two operators may use different versions.
 #[test]
-fn a_ledger_of_this_format_is_read_whoever_wrote_it() {
+fn a_ledger_written_by_another_version_in_the_same_format_can_be_read() {
     let (_directory, store) = store();
     let mut ledger = ledger();
     store.write(&mut ledger).unwrap();
@@ -365,7 +365,7 @@ fn an_export_is_sealed_and_comes_back_whole() {
 }
 
 #[test]
-fn an_export_of_an_older_quorate_has_no_history_and_is_taken() {
+fn an_export_of_an_older_quorate_without_a_history_is_accepted() {
     let words = age::secrecy::SecretString::from(String::from("battery staple"));
     let mut sealed = Vec::new();
     let mut writer = age::Encryptor::with_user_passphrase(words).wrap_output(&mut sealed).unwrap();
@@ -437,7 +437,7 @@ async fn a_lock_that_nobody_renews_is_free_after_a_lease_whatever_its_clock_said
 }
 
 #[tokio::test]
-async fn a_lock_whose_holder_lives_here_is_not_waited_for_and_breaks_only_on_the_operators_word() {
+async fn a_lock_of_a_live_local_process_is_broken_only_after_confirmation() {
     let (_directory, store) = store();
     let held = Held::take(store.clone(), ledger(), "quorate apply", Timestamp::now()).unwrap();
     store.free_lapsed_after(Duration::from_secs(60), |_| panic!("it is known to live")).await.unwrap();
@@ -450,7 +450,7 @@ async fn a_lock_whose_holder_lives_here_is_not_waited_for_and_breaks_only_on_the
 }
 
 #[test]
-fn a_process_of_another_container_is_not_taken_for_a_dead_one_of_ours() {
+fn a_process_of_another_container_does_not_count_as_dead() {
     let (_directory, store) = store();
     let now = Timestamp::now();
     let held = Held::take(store.clone(), ledger(), "quorate apply", now).unwrap();

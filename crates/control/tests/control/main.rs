@@ -1,4 +1,4 @@
-//! The controller as its users see it, without machines. What every provider must do is in `conformance`.
+//! The controller as its users see it, without machines. `conformance` has what every provider must do.
 
 mod formats;
 mod ledger;

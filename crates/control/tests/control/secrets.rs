@@ -1,4 +1,4 @@
-//! Secrets at rest: what is stored opens with the key alone, and nothing that is needed to open it is ever made again unasked.
+//! Secrets at rest: only the key opens what is stored, and a missing key is never silently created again.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -130,7 +130,7 @@ fn a_ledger_in_clear_is_encrypted_in_place_with_all_its_versions() {
 }
 
 #[test]
-fn a_key_that_is_gone_is_named_and_not_made_again() {
+fn a_missing_key_is_reported_and_not_created_again() {
     let (directory, home) = home();
     home.store("demo").write(&mut ledger("demo")).unwrap();
     let key = directory.path().join("key");
@@ -259,7 +259,7 @@ fn a_key_that_does_not_fit_its_certificate_is_found_while_an_intact_version_is_t
 }
 
 #[test]
-fn whose_tokens_and_backups_are_believed_cannot_be_changed_without_the_key() {
+fn trusted_token_and_backup_keys_cannot_be_changed_without_the_ledgers_key() {
     let (_directory, home) = home();
     let store = home.store("demo");
     let jwt = || {

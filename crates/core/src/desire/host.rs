@@ -1,4 +1,4 @@
-//! What a machine runs besides its members' services: clock, firewall, metrics and logs.
+//! Services that a machine runs in addition to its members' services: clock, firewall, metrics and logs.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -10,7 +10,7 @@ use crate::model::{
 use crate::providers::MachineKind;
 use crate::spec::{self, ClusterSpec, MemberSpec};
 
-/// Local machines are processes of this one, whose clock, firewall and logs are none of our affair.
+/// Local machines are processes of this host. quorate does not manage its clock, firewall and logs.
 pub(super) fn config(
     spec: &ClusterSpec,
     member: &MemberSpec,
@@ -21,8 +21,8 @@ pub(super) fn config(
         .then(|| host_config(spec, member, brought, neighbours))
 }
 
-/// The addresses of the members: those of the spec, and those that still belong to the cluster. Unknown, and so empty, where the
-/// provider chooses them.
+/// The addresses of the members: those in the spec, and those of members that still belong to the cluster. Empty if the provider
+/// chooses them.
 pub(super) fn neighbours(spec: &ClusterSpec, ledger: &Ledger) -> BTreeSet<IpAddr> {
     let settings = spec.provider.settings();
     let pinned: Option<BTreeSet<IpAddr>> = spec.members.iter().map(|member| settings.pinned(member)).collect();
@@ -33,7 +33,7 @@ pub(super) fn neighbours(spec: &ClusterSpec, ledger: &Ledger) -> BTreeSet<IpAddr
     addresses
 }
 
-/// The addresses of members as the ledger knows them; of no use where machines are processes of this one.
+/// The addresses of members in the ledger. Unused if machines are processes of this host.
 pub(super) fn listed(ledger: &Ledger) -> BTreeSet<IpAddr> {
     let are_processes = ledger.spec.provider.settings().machines() == MachineKind::Process;
     if are_processes { BTreeSet::new() } else { ledger.addresses().into_values().collect() }
@@ -47,7 +47,7 @@ pub(super) fn host_config(
 ) -> HostConfig {
     let settings = spec.host.clone().unwrap_or_default();
     let spec::HostSettings { chrony, node_exporter, mut firewall, install_dependencies, log_forwarding } = settings;
-    // Nobody but a member has any business at the peer port.
+    // Only members use the peer port.
     if firewall.peers_from.is_none() && !neighbours.is_empty() {
         firewall.peers_from = Some(neighbours.iter().map(|address| spec::AddressRange::of(*address)).collect());
     }
@@ -65,7 +65,7 @@ pub(super) fn host_config(
     }
 }
 
-/// Proxies come to members as clients, whatever addresses other clients may have.
+/// Proxies connect to members as clients, whatever source ranges are allowed for other clients.
 pub(super) fn let_proxies_in(config: &mut NodeConfig, proxies: &BTreeSet<IpAddr>) {
     let firewall = config.host.as_mut().and_then(|host| host.firewall.as_mut());
     if let Some(clients) = firewall.and_then(|firewall| firewall.rules.clients_from.as_mut()) {
@@ -73,8 +73,8 @@ pub(super) fn let_proxies_in(config: &mut NodeConfig, proxies: &BTreeSet<IpAddr>
     }
 }
 
-/// Members knock at each other's agents to find out who lives: one that keeps them out would count as dead when its etcd is
-/// down too. They find a port that asks for the controller's certificate.
+/// Members check each other's agents for reachability: a member that blocks them would count as dead when its etcd is down
+/// too. The port requires the controller's certificate.
 fn letting_members_knock(mut firewall: spec::Firewall, spec: &ClusterSpec) -> spec::Firewall {
     let members =
         spec.members.iter().filter_map(|member| spec.provider.settings().pinned(member)).map(spec::AddressRange::from);

@@ -35,7 +35,7 @@ fn a_spec_without_a_kind_of_token_keeps_what_the_cluster_was_created_with() {
 }
 
 #[test]
-fn a_machine_keeps_out_whom_nobody_named_unless_told_otherwise() {
+fn a_machine_rejects_other_sources_by_default() {
     let spec = spec("{}");
     let config = host::host_config(&spec, &spec.members[0], &Brought::default(), &BTreeSet::new());
     assert!(config.node_exporter && config.install_dependencies && config.chrony.is_none());
@@ -48,7 +48,7 @@ fn a_machine_keeps_out_whom_nobody_named_unless_told_otherwise() {
 }
 
 #[test]
-fn only_members_come_to_the_peer_port_unless_the_spec_says_who() {
+fn only_members_reach_the_peer_port_by_default() {
     let text =
         "quorate: 1\nclusters:\n  - name: c\n    provider: {libvirt: {pool: p, image: {volume: i}}}\n    members:\n"
             .to_owned()
@@ -104,7 +104,7 @@ fn members_may_reach_each_others_agents_regardless_of_who_else_may() {
 }
 
 #[test]
-fn metrics_have_a_port_of_their_own_where_they_are_wanted() {
+fn metrics_have_a_separate_port_if_wanted() {
     let mut spec = spec("{}");
     assert_eq!(etcd::desire::metrics_url(&spec), None);
     spec.etcd.metrics = Some(etcd::spec::Metrics { port: 9379, scrape_from: vec!["10.9.0.0/16".parse().unwrap()] });
@@ -114,7 +114,7 @@ fn metrics_have_a_port_of_their_own_where_they_are_wanted() {
 }
 
 #[test]
-fn logs_go_with_what_the_operator_brought() {
+fn logs_are_forwarded_with_user_provided_files() {
     let spec = spec("{log_forwarding: {forward: {host: logs, shared_key_file: key, ca: ca.pem}}}");
     let forward = ForwardSecrets { shared_key: Secret::new(String::from("s")), ca: String::from("pem") };
     let secrets = LogSecrets { forward: Some(forward), source: None };

@@ -1,5 +1,5 @@
-//! What clusters run, a room for each kind. What the shared parts of the planner ask of a kind is here, one match per question: a further kind
-//! adds its arms. What every cluster shares is in `spec`, `model` and `planner`.
+//! The kinds of clusters, one folder each. This file has everything that the shared parts of the planner ask a kind, one match per
+//! question; a new kind adds its arms. What all clusters share is in `spec`, `model` and `planner`.
 
 pub mod etcd;
 pub mod postgres;
@@ -16,7 +16,7 @@ use crate::planner::voters::{Voters, healthy_of, quorum};
 use crate::planner::{Action, Decision, Loss, Strength, UnsafeBecause, View, safety};
 use crate::spec::{ClusterSpec, Kind, LogForwarding, MemberSpec};
 
-/// What the ledger knows of a member that joined.
+/// What the ledger records of a member that joined.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Joined<'a> {
     pub machine_id: &'a str,
@@ -25,9 +25,9 @@ pub struct Joined<'a> {
     pub learns: bool,
 }
 
-/// The machines that a cluster is to have: those of its members, and proxies, which only lead clients to members.
+/// The machines that a cluster should have: those of its members, and proxies, which only forward clients to members.
 impl ClusterSpec {
-    /// Where the spec has proxies, and what it says of each.
+    /// The proxies in the spec, each with its place.
     fn proxy_entries(&self) -> (&'static str, &[MemberSpec]) {
         match self.kind {
             Kind::Etcd => {
@@ -41,14 +41,14 @@ impl ClusterSpec {
         }
     }
 
-    /// What the spec says of each machine, with its place in the cluster's section.
+    /// The spec of each machine, with its place in the cluster's section.
     pub(crate) fn entries(&self) -> impl Iterator<Item = (String, &MemberSpec)> {
         let (place, proxies) = self.proxy_entries();
         let at = |place: &'static str| move |(index, entry)| (format!("{place}[{index}]"), entry);
         self.members.iter().enumerate().map(at("members")).chain(proxies.iter().enumerate().map(at(place)))
     }
 
-    /// Proxies have no data, so no disk for it either.
+    /// Proxies have no data, so they have no data disk.
     pub fn proxies(&self) -> impl Iterator<Item = MemberSpec> {
         self.proxy_entries().1.iter().map(MemberSpec::without_data)
     }
@@ -63,7 +63,7 @@ impl ClusterSpec {
     }
 }
 
-/// Everything that is open on a machine with this config, in the order of its firewall's rules. None: its firewall is off.
+/// All open ports of a machine with this configuration, in the order of its firewall's rules. None if its firewall is off.
 pub fn openings(config: &NodeConfig) -> Option<Vec<Opening>> {
     let host = config.host.as_deref()?;
     let firewall = host.firewall.as_ref()?;
@@ -81,7 +81,7 @@ pub fn openings(config: &NodeConfig) -> Option<Vec<Opening>> {
     Some(kind.into_iter().chain(machine).collect())
 }
 
-/// How a kind becomes services of a machine.
+/// The services of a kind on its machines.
 impl Kind {
     /// The service that holds the data.
     pub fn service(self) -> &'static str {
@@ -121,7 +121,7 @@ impl Kind {
         }
     }
 
-    /// Whose logs a machine sends; etcd's need not be listed where it is alone.
+    /// The services whose logs a machine sends; etcd's is not listed if it is the only one.
     pub(crate) fn logs(self, settings: &LogForwarding, spec: &ClusterSpec, member: &MemberSpec) -> Vec<ServiceLog> {
         match self {
             Kind::Etcd => etcd::front::logs(settings, spec, member),
@@ -129,7 +129,7 @@ impl Kind {
         }
     }
 
-    /// From where clients come to members besides their own addresses: through a front or HAProxy, whose address they verify.
+    /// The addresses from which clients connect to members indirectly: through a front or HAProxy, whose address they verify.
     pub(crate) fn proxied_addresses(self, spec: &ClusterSpec, ledger: &Ledger) -> BTreeSet<IpAddr> {
         match self {
             Kind::Etcd => etcd::front::proxied_addresses(spec, ledger),
@@ -137,7 +137,7 @@ impl Kind {
         }
     }
 
-    /// The same for a proxy. It has nothing with which it could do more than lead clients to members.
+    /// The same for a proxy. Its certificates allow nothing but forwarding clients to members.
     pub(crate) fn proxy_config(self, spec: &ClusterSpec, ledger: &Ledger) -> NodeConfig {
         match self {
             Kind::Etcd => etcd::front::proxy_config(spec, ledger),
@@ -146,14 +146,14 @@ impl Kind {
     }
 }
 
-/// What the ledger says of the cluster.
+/// What the ledger records of the cluster.
 impl Desired {
     /// What a cluster of PostgreSQL has beyond what all have.
     pub(crate) fn postgres(&self) -> &postgres::Wish {
         self.postgres.as_ref().expect("a spec of this kind has such a section")
     }
 
-    /// Whether nothing of it was ever begun.
+    /// Whether its bootstrap never began.
     pub(crate) fn is_unformed(&self) -> bool {
         match self.kind {
             Kind::Etcd => self.etcd.formation == etcd::Formation::Unformed,
@@ -161,7 +161,7 @@ impl Desired {
         }
     }
 
-    /// Whether clients can use it, or could.
+    /// Whether clients can use it, or could before.
     pub(crate) fn is_formed(&self) -> bool {
         match self.kind {
             Kind::Etcd => self.etcd.formation.is_formed(),
@@ -200,7 +200,7 @@ impl Desired {
         }
     }
 
-    /// All that the ledger knows of, also those that are about to leave.
+    /// All machines in the ledger, including those that are about to leave.
     pub(crate) fn all_joined(&self) -> impl Iterator<Item = &MemberName> {
         let etcd = (self.kind == Kind::Etcd).then(|| self.etcd.formation.members()).flatten();
         let postgres = (self.kind == Kind::Postgres).then(|| self.postgres().formation.members()).flatten();
@@ -213,12 +213,12 @@ impl Desired {
     pub(crate) fn replaces_data(&self) -> bool {
         match self.kind {
             Kind::Etcd => self.etcd.restore.is_some(),
-            // The way back from an upgrade rests on data that a member keeps.
+            // The way back from an upgrade depends on data that a member keeps.
             Kind::Postgres => self.postgres().restore.as_ref().is_some_and(|restore| restore.target.is_some()),
         }
     }
 
-    /// What an existing cluster of the kind keeps: the field, what it was then, and what the spec has now.
+    /// Fixed settings of an existing cluster of the kind: the field, its value at creation, and the spec's value now.
     pub(crate) fn settings_of_kind(&self) -> Vec<(&'static str, &String, &String)> {
         match self.kind {
             Kind::Etcd => etcd::safety::fixed_at_formation(&self.etcd),
@@ -226,7 +226,7 @@ impl Desired {
         }
     }
 
-    /// What its machines run, for people.
+    /// The name of what its machines run, for people.
     pub(crate) fn program_name(&self) -> &'static str {
         match self.kind {
             Kind::Etcd => "etcd",
@@ -251,10 +251,10 @@ impl Desired {
     }
 }
 
-/// What is decided, and may be done, in the cluster as it was observed.
+/// The decisions and rules of a kind, for the observed cluster.
 impl View<'_> {
-    /// Asks the concerns of the kind, among them those that every kind shares. `as_formed` says whether the spec agrees with what was settled
-    /// when the cluster was formed.
+    /// Asks the concerns of the kind, including those that all kinds share. `as_formed` says whether the spec agrees with the settings that
+    /// were fixed at creation.
     pub(crate) fn decide_for_kind(&self, as_formed: bool, decision: &mut Decision) {
         match self.desired.kind {
             Kind::Etcd => etcd::planner::decide(self, as_formed, decision),
@@ -280,7 +280,7 @@ impl View<'_> {
         }
     }
 
-    /// Whether this member counts. As the cluster says; else as the ledger does.
+    /// Whether this member counts, according to the cluster or, without a report, the ledger.
     pub(crate) fn counts(&self, member: &MemberName) -> bool {
         match self.desired.kind {
             Kind::Etcd => etcd::planner::loss::votes(self, member),
@@ -288,17 +288,17 @@ impl View<'_> {
         }
     }
 
-    /// By name, the members that clients are led to, with their addresses: those that count and are wanted, and a former machine for as
-    /// long as the next one does not count. `None` while that is not known, or there is nobody yet.
+    /// The members that clients connect to, by name, with their addresses: those that count and are wanted, and a former machine while
+    /// its successor does not count. `None` while that is unknown, or there is none yet.
     pub(crate) fn serving(&self) -> Option<BTreeMap<MemberName, IpAddr>> {
         match self.desired.kind {
             Kind::Etcd => etcd::cluster::serving(self.desired, self.cluster()?),
-            // A primary is found by other means (`docs/postgres.md`).
+            // Clients find a primary in other ways (`docs/postgres.md`).
             Kind::Postgres => None,
         }
     }
 
-    /// Whether the cluster was seen to ask who its clients are. Before that, a certificate without a name would open everything.
+    /// Whether the cluster is known to authenticate clients. Before that, a certificate without a name would give full access.
     pub(crate) fn authenticates(&self) -> bool {
         match self.desired.kind {
             Kind::Etcd => etcd::safety::authenticates(self),
@@ -306,7 +306,7 @@ impl View<'_> {
         }
     }
 
-    /// Whether this member does its work.
+    /// Whether this member is healthy.
     pub(crate) fn is_well(&self, member: &MemberName) -> bool {
         if self.desired.is_proxy(member) {
             return safety::serves(self, member);
@@ -324,7 +324,7 @@ impl View<'_> {
         }
     }
 
-    /// How many members count, and how many of them do their work.
+    /// The number of members that count, and of healthy ones among them.
     pub(crate) fn voters(&self) -> Voters {
         match self.desired.kind {
             Kind::Etcd => etcd::safety::voters(self),
@@ -332,7 +332,8 @@ impl View<'_> {
         }
     }
 
-    /// The same, where one that is only stopped counts as well; `None` while the operator wants a cluster that has lost too many to continue.
+    /// The same, including members that are only stopped; `None` while the operator wants a cluster that has lost too many members to
+    /// continue.
     pub(crate) fn able(&self) -> Option<Voters> {
         match self.desired.kind {
             Kind::Etcd => (!self.desired.etcd.recovery).then(|| etcd::safety::able(self)),
@@ -340,7 +341,7 @@ impl View<'_> {
         }
     }
 
-    /// Why the member on this machine, which answers, needs another one: for what it holds, or no longer holds.
+    /// Why a member needs another machine although this one answers: because of the data that it holds or has lost.
     pub(crate) fn loss(&self, member: &MemberName, facts: &Facts) -> Option<Loss> {
         match self.desired.kind {
             Kind::Etcd => etcd::planner::loss::of_member(self, member, facts),
@@ -348,7 +349,7 @@ impl View<'_> {
         }
     }
 
-    /// The same for a machine of one that is no member and that the spec names.
+    /// The same for a machine whose owner is not a member but in the spec.
     pub(crate) fn loss_of_new(&self, member: &MemberName) -> Option<Loss> {
         match self.desired.kind {
             Kind::Etcd => etcd::planner::loss::of_new(self, member),
@@ -356,7 +357,7 @@ impl View<'_> {
         }
     }
 
-    /// What is left without this member, if that is enough. Else the decision says what is missing.
+    /// The members left without this one, if they suffice. Otherwise the decision says what is missing.
     pub(crate) fn others_can_do_without(&self, member: &MemberName, decision: &mut Decision) -> Option<String> {
         match self.desired.kind {
             Kind::Etcd => etcd::planner::loss::others_can_do_without(self, member, decision),
@@ -364,7 +365,7 @@ impl View<'_> {
         }
     }
 
-    /// Whether machines may be exchanged now at all.
+    /// Whether any machine may be replaced now.
     pub(crate) fn may_exchange_machines(&self) -> bool {
         match self.desired.kind {
             Kind::Etcd => etcd::planner::renewal::is_open(self),
@@ -380,7 +381,7 @@ impl View<'_> {
         }
     }
 
-    /// Whether this member, which is well, may be given up for another machine, without its data. `None` while that cannot be judged.
+    /// Whether this healthy member may be given up for another machine, without its data. `None` while that is unknown.
     pub(crate) fn may_replace(&self, member: &MemberName) -> Option<Result<(), UnsafeBecause>> {
         match self.desired.kind {
             Kind::Etcd => {
@@ -391,7 +392,7 @@ impl View<'_> {
         }
     }
 
-    /// Steps before the machine of a member goes. Says whether others must come first.
+    /// Steps before the machine of a member is removed. Returns whether others must come first.
     pub(crate) fn hand_over(&self, member: &MemberName, why: &str, decision: &mut Decision) -> bool {
         match self.desired.kind {
             Kind::Etcd => etcd::planner::renewal::hand_over(self, member, why, decision),
@@ -412,7 +413,7 @@ impl View<'_> {
         }
     }
 
-    /// How strong the cluster is now, for people.
+    /// The cluster's fault tolerance now, for people.
     pub(crate) fn numbers(&self) -> String {
         let Voters { all, healthy } = self.voters();
         match self.desired.kind {
@@ -443,7 +444,7 @@ impl View<'_> {
         }
     }
 
-    /// Whether a member can report how far its data goes, and was not asked.
+    /// Whether a member can report the end of its data, and was not asked.
     pub(crate) fn can_tell_more(&self) -> bool {
         match self.desired.kind {
             Kind::Etcd => false,
@@ -451,7 +452,7 @@ impl View<'_> {
         }
     }
 
-    /// Data that this ledger knows nothing of belongs to a cluster that it does not know, although it has the same name.
+    /// Data that this ledger does not know belongs to an unknown cluster, although it has the same name.
     pub(crate) fn data_is_known(&self, member: &MemberName, facts: &Facts) -> Result<(), UnsafeBecause> {
         match self.desired.kind {
             Kind::Etcd => etcd::safety::formation_is_known(self.desired, member, facts),
@@ -494,7 +495,7 @@ impl View<'_> {
         }
     }
 
-    /// How strong the cluster is while a step runs. `None` before it is formed.
+    /// The cluster's fault tolerance while a step runs. `None` before it is bootstrapped.
     pub(crate) fn strength_during(&self, action: &Action) -> Option<Strength> {
         match self.desired.kind {
             Kind::Etcd => etcd::safety::strength_during(self, action),
@@ -505,7 +506,7 @@ impl View<'_> {
 
 /// What the ledger records.
 impl Ledger {
-    /// Where members are that belong to the cluster, as far as that is known.
+    /// The known addresses of the cluster's members.
     pub fn addresses(&self) -> BTreeMap<MemberName, IpAddr> {
         match self.spec.kind {
             Kind::Etcd => {
@@ -527,7 +528,7 @@ impl Ledger {
         etcd.map(|(name, _)| name).chain(postgres.map(|(name, _)| name))
     }
 
-    /// The bootstrap that this member's data is of, if the cluster counts on it.
+    /// The bootstrap of this member's data, if the cluster depends on it.
     pub(crate) fn token_with(&self, member: &MemberName) -> Option<String> {
         let token = match self.spec.kind {
             Kind::Etcd => self.etcd.formation.token().filter(|_| self.etcd.formation.counts_on(member)),
@@ -539,7 +540,7 @@ impl Ledger {
         token.map(str::to_owned)
     }
 
-    /// Before a step of the kind. Says whether the ledger changed.
+    /// Records before a step of the kind. Returns whether the ledger changed.
     pub(crate) fn record_before(&mut self, desired: &Desired, action: &Action, now: jiff::Timestamp) -> bool {
         match self.spec.kind {
             Kind::Etcd => etcd::remember::before(self, desired, action, now),
@@ -547,7 +548,7 @@ impl Ledger {
         }
     }
 
-    /// After a step of the kind. Says whether the ledger changed.
+    /// Records after a step of the kind. Returns whether the ledger changed.
     pub(crate) fn record_after(&mut self, desired: &Desired, action: &Action, now: jiff::Timestamp) -> bool {
         match self.spec.kind {
             Kind::Etcd => etcd::remember::after(self, desired, action, now),
@@ -555,7 +556,7 @@ impl Ledger {
         }
     }
 
-    /// What an observation shows of the kind and must not be forgotten.
+    /// Records what an observation of the kind shows.
     pub(crate) fn record_sighting(&mut self, desired: &Desired, seen: &Observation) {
         match self.spec.kind {
             Kind::Etcd => etcd::remember::sighting(self, desired, seen),
@@ -571,7 +572,7 @@ impl Ledger {
         }
     }
 
-    /// Requests of the kind that are answered, because nothing is left to do or to wait for.
+    /// Removes the kind's requests that are done, because nothing is left to do or to wait for.
     pub(crate) fn close_requests_of_kind(&mut self) {
         match self.spec.kind {
             Kind::Etcd => etcd::remember::answered(self),
@@ -579,7 +580,7 @@ impl Ledger {
         }
     }
 
-    /// Requests of the kind that no longer count.
+    /// Removes the kind's requests that are no longer valid.
     pub(crate) fn drop_stale_requests_of_kind(&mut self, counts: impl Fn(&crate::model::Consent) -> bool) {
         match self.spec.kind {
             Kind::Etcd => self.etcd.drop_stale(counts),

@@ -1,10 +1,10 @@
-//! What a machine is made of, as far as a difference makes it another one.
+//! What a machine is made of: the settings that require a new machine when they change.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-/// What becomes of a member's data when its machine goes, and what its next machine begins with.
+/// What happens to a member's data when its machine is removed, and what its next machine begins with.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Data {
@@ -21,13 +21,13 @@ pub struct Build(BTreeMap<String, String>);
 /// The part whose content may outlive the machine.
 pub const DATA_VOLUME: &str = "data volume";
 
-/// The part that says where the machine is, if not where most of its cluster are. Data stays behind when it changes.
+/// The part that names the machine's host, if it differs from that of most members. Data stays behind when it changes.
 pub const HYPERVISOR: &str = "hypervisor";
 
-/// The same, where the spec may leave the choice of a host to the provider.
+/// The same, if the spec may leave the choice of a host to the provider.
 pub const TARGET: &str = "target";
 
-/// The part that says in which zone the machine is, where the spec says that. Volumes do not leave theirs.
+/// The part that names the machine's zone, if the spec does. Volumes do not leave their zone.
 pub const ZONE: &str = "zone";
 
 impl Build {
@@ -40,7 +40,7 @@ impl Build {
         self.0.get(name).map(String::as_str)
     }
 
-    /// Where the data is that outlives the machine.
+    /// The place of the data that outlives the machine.
     pub fn data(&self) -> Option<String> {
         let volume = self.0.get(DATA_VOLUME)?;
         let places = [HYPERVISOR, TARGET, ZONE];
@@ -57,7 +57,7 @@ impl Build {
         self
     }
 
-    /// The same, of a machine that was found on this host. Where any host would do, it does not matter which one that is.
+    /// The same, for a machine that was found on this host. If any host is allowed, the host does not matter.
     pub fn found_on(mut self, host: &str) -> Self {
         if let Some(target) = self.0.get_mut(TARGET) {
             host.clone_into(target);
@@ -79,7 +79,7 @@ impl Build {
         Build(parts)
     }
 
-    /// What a machine has, and what it should have instead. Nothing where it is as it should be.
+    /// The differences between a machine and its desired state. Empty if there is none.
     pub fn difference(&self, wanted: &Build) -> Option<String> {
         let names: BTreeSet<&String> = self.0.keys().chain(wanted.0.keys()).collect();
         let other = names.into_iter().filter(|name| self.0.get(*name) != wanted.0.get(*name));

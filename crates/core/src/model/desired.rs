@@ -1,4 +1,4 @@
-//! What one cluster should be: the spec and the ledger, laid over each other.
+//! The desired state of one cluster: the spec combined with the ledger.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -15,7 +15,7 @@ use crate::kinds::{etcd, postgres};
 use crate::providers::MachineKind;
 use crate::spec::{Change, Kind, StoreKeys};
 
-/// All that `decide` knows of the operator's wish and of what was known before.
+/// Everything that `decide` knows about the spec, the operator's requests and the ledger.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Desired {
     pub cluster: String,
@@ -27,35 +27,35 @@ pub struct Desired {
     pub destroy: Option<Destruction>,
     /// The operator allowed restarts that cause downtime.
     pub downtime: bool,
-    /// How long a machine may be unreachable before it counts as dead; `None`: the operator confirmed that it counts as
-    /// dead at once.
+    /// How long a machine may be unreachable before it counts as dead; `None`: at once, because the operator confirmed
+    /// it.
     pub grace: Option<SignedDuration>,
     /// How long a new machine may take before it is expected to answer.
     pub boots_within: SignedDuration,
-    /// What machines of the spec's provider are.
+    /// The kind of machine of the spec's provider.
     pub machines: MachineKind,
-    /// What is settled when a cluster is made, as the spec has it now and as it was then.
+    /// Settings that are fixed at creation, from the spec and from the ledger.
     pub form_with: FormedWith,
     pub formed_with: Option<FormedWith>,
     pub secrets_missing: BTreeSet<SecretKind>,
-    /// What every agent is to run: the controller's own program.
+    /// The program that every agent should run: the controller's own.
     pub program: Program,
     /// Members whose agents did not take it when this run tried, and why.
     pub not_upgraded: BTreeMap<MemberName, String>,
     /// The highest fencing number ever given out.
     pub fence: u64,
     pub members: BTreeMap<MemberName, DesiredMember>,
-    /// Machines that only lead clients to members. They are no members: nobody counts them, clones from them or trusts them.
+    /// Machines that only forward clients to members. They are not members: they do not count, hold no data and are not trusted.
     pub proxies: BTreeMap<MemberName, DesiredMember>,
     /// Those that the ledger knows, with their addresses; among them some that the spec no longer names.
     pub known_proxies: BTreeMap<MemberName, BTreeSet<IpAddr>>,
-    /// What it is to have besides machines, what others rest on first.
+    /// The desired fixtures, dependencies first.
     pub fixtures: Vec<FixtureWish>,
     /// Those that the ledger knows.
     pub known_fixtures: BTreeSet<FixtureId>,
     pub certificates: CertificateWish,
     pub revocable: Revocable,
-    /// Settings that differ from what was carried out before. They explain steps and decide nothing.
+    /// Settings that differ from those carried out before. They explain steps and decide nothing.
     pub changes: Vec<Change>,
     /// What only a cluster of etcd has.
     pub etcd: etcd::Wish,
@@ -87,7 +87,7 @@ impl Desired {
     }
 }
 
-/// Certificates that were given out and are not refused, by their number.
+/// Certificates that were issued and are not revoked, by serial number.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Revocable {
     /// Of users that are no longer declared.
@@ -96,7 +96,7 @@ pub struct Revocable {
     pub machines: BTreeMap<(MemberName, u64), usize>,
 }
 
-/// What the operator said about the data when the deletion was confirmed.
+/// What the operator confirmed about the data when requesting the deletion.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Destruction {
     /// Nothing, and no verified backup is known.
@@ -109,7 +109,7 @@ pub enum Destruction {
 
 #[derive(Clone, PartialEq, Debug)]
 pub struct DesiredMember {
-    /// The name of its machine, which carries the namespace too.
+    /// The name of its machine, including the namespace.
     pub machine: String,
     pub incarnation: u64,
     /// Pinned by the operator.
@@ -122,15 +122,15 @@ pub struct DesiredMember {
     pub etcd_version: String,
     pub enrolment: Option<Enrolment>,
     pub unseen_since: Option<Timestamp>,
-    /// Where its machine is to be, for providers with several such places.
+    /// The place for its machine, for providers with several places.
     pub place: Option<String>,
-    /// What its machine is to be made of; absent where that makes no difference.
+    /// The desired build of its machine; absent if that makes no difference.
     pub build: Option<Build>,
-    /// Where its data is stored, if its next machine can use it too.
+    /// The place of its data, if its next machine can use it too.
     pub data: Option<String>,
-    /// Names, besides its own, under which clients come to it.
+    /// Additional names by which clients connect to it.
     pub names: BTreeSet<String>,
-    /// The incarnation of the machine that it gets next, with the data of the one before.
+    /// The incarnation of its next machine, which takes over the data of the current one.
     pub renewing: Option<u64>,
     /// Why it did not become a voter when this run tried.
     pub join_failed: Option<String>,
@@ -145,12 +145,12 @@ pub struct CertificateWish {
     pub control_authority: Option<String>,
     /// The CAs of peers; absent in a cluster that was created before they had a separate one.
     pub peer: Option<PlaneWish>,
-    /// When CAs end: no certificate outlives the one that signed it.
+    /// The ends of the CAs: no certificate outlives the one that signed it.
     pub client_authority_ends: Option<Timestamp>,
     pub control_authority_ends: Option<Timestamp>,
     pub organization: Option<String>,
     pub extra_sans: BTreeSet<String>,
-    /// Addresses of proxies through which clients come to members.
+    /// Addresses of proxies through which clients connect to members.
     pub proxied: BTreeSet<IpAddr>,
     pub validity: SignedDuration,
     pub renew_before: SignedDuration,
@@ -162,7 +162,7 @@ pub struct CertificateWish {
     pub health: bool,
     /// The machines that get one for their front.
     pub fronts: BTreeSet<MemberName>,
-    /// Set where certificates are made elsewhere: what is wanted is then exactly these.
+    /// Set for user-provided certificates: exactly these are wanted.
     pub brought: Option<BTreeMap<MemberName, String>>,
     pub brought_root: Option<String>,
 }
@@ -199,8 +199,8 @@ pub struct Brought {
     pub store_keys: BTreeMap<u8, StoreKeys>,
     /// The CAs of those stores, in PEM, where the spec names one.
     pub store_cas: BTreeMap<u8, String>,
-    /// What PostgreSQL checks the passwords of its users with.
+    /// PostgreSQL's password verifiers.
     pub verifiers: BTreeMap<String, Secret>,
-    /// The same for passwords that are to come, with those.
+    /// The same for pending passwords, with the passwords themselves.
     pub next_verifiers: BTreeMap<String, (Secret, Secret)>,
 }

@@ -1,4 +1,4 @@
-//! Addresses in URLs. An IPv6 address stands in brackets there, so nobody else puts the two together.
+//! Addresses in URLs. The only place that formats address and port, because IPv6 addresses need brackets.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -7,7 +7,7 @@ pub fn https_url(address: IpAddr, port: u16) -> String {
     format!("https://{}", SocketAddr::new(address, port))
 }
 
-/// The address in a URL of this kind; none where it names its host otherwise.
+/// The address in such a URL; none if its host is a name.
 pub fn address_in(url: &str) -> Option<IpAddr> {
     let (_, rest) = url.split_once("://")?;
     let authority = rest.split('/').next()?;

@@ -11,7 +11,7 @@ use super::{MemberName, ProgramSeen};
 use crate::kinds::etcd::EtcdFacts;
 use crate::kinds::postgres::PostgresFacts;
 
-/// Who answered at a machine's agent port.
+/// What answered at a machine's agent port.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AgentSeen {
@@ -20,22 +20,22 @@ pub enum AgentSeen {
         public_key: String,
     },
     Enrolled(Box<Facts>),
-    /// An agent that reports a number which no cluster reaches. Nothing else that it reports is believed either.
+    /// An agent that reports a number which no cluster reaches. The rest of its report is not believed either.
     Untrusted(Distrust),
-    /// An agent whose protocol this program does not speak. Nothing but its program is known.
+    /// An agent with an unsupported protocol. Only its program is known.
     OtherProtocol(ProgramSeen),
 }
 
-/// Why nothing that an agent reports is believed.
+/// Why an agent's report is not believed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct Distrust {
     pub what: Number,
-    /// What the ledger knows of it, where it knows anything.
+    /// The ledger's value, if it has one.
     pub known: Option<u64>,
     pub told: u64,
 }
 
-/// A number that an agent reports and that others are compared with.
+/// A number in an agent's report that is compared with other agents' numbers.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Number {
@@ -60,24 +60,24 @@ impl fmt::Display for Number {
 pub struct Facts {
     #[serde(default)]
     pub program: ProgramSeen,
-    /// Created by the agent at its first start: a recreated machine has another.
+    /// Created by the agent at its first start: a recreated machine has a different one.
     pub machine_id: String,
     /// The highest fencing number that the agent has obeyed.
     pub fence: u64,
-    /// Generation and digest of the node config that is in place.
+    /// Generation and digest of the configuration that is in place.
     pub node_config: Option<(u64, String)>,
     pub certificates: BTreeMap<CertificateUse, CertificateSeen>,
-    /// Signing requests for the keys that were made on the machine.
+    /// Signing requests for the keys that were created on the machine.
     pub requests: BTreeMap<CertificateUse, String>,
     pub etcd: EtcdFacts,
     /// Of a machine that runs PostgreSQL.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub postgres: Option<Box<PostgresFacts>>,
-    /// By name, those services that need no more than to be kept running. etcd reports on its own.
+    /// Services that only need to be kept running, by name. etcd is reported separately.
     #[serde(default)]
     pub services: BTreeMap<String, ServiceState>,
     pub host: Host,
-    /// Of the addresses it was asked about: whether a machine answers there.
+    /// For each requested address: whether a machine answers there.
     pub reaches: BTreeMap<IpAddr, bool>,
     /// The order that it carries out right now.
     #[serde(default)]
@@ -90,10 +90,10 @@ pub struct Facts {
     pub holds_clients: bool,
 }
 
-/// For how long the packages of a machine may be upgraded before it reboots.
+/// The time limit for upgrading the packages of a machine before it reboots.
 pub const LONGEST_PACKAGE_UPGRADE: SignedDuration = SignedDuration::from_mins(30);
 
-/// How far a reboot has come.
+/// The progress of a reboot.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RebootSeen {
@@ -102,7 +102,7 @@ pub enum RebootSeen {
     },
     /// The machine goes down.
     Leaving,
-    /// It does not. Only the controller that ordered it hears of this: a later one tries again.
+    /// It failed. Only the controller that ordered it gets this report: a later one tries again.
     Failed {
         why: String,
     },
@@ -113,11 +113,11 @@ pub enum RebootSeen {
 pub struct PackagesSeen {
     /// The boot that the machine was in.
     pub boot: String,
-    /// What the package manager did, in its words.
+    /// The package manager's summary.
     pub summary: String,
 }
 
-/// An order under way. The controller that gave it may be dead, and its effect is not visible yet.
+/// An order in progress. Its controller may be dead, and its effect is not visible yet.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct Busy {
     pub order: String,
@@ -125,7 +125,7 @@ pub struct Busy {
     pub fence: u64,
 }
 
-/// What a certificate on a machine is for.
+/// The use of a certificate on a machine.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CertificateUse {
@@ -173,26 +173,26 @@ pub struct CertificateSeen {
     pub key_algorithm: String,
 }
 
-/// Whether a machine took the last node config that it was given. One that has data takes none whose etcd it does not have: after a boot it
-/// could start nothing. And none takes a config that would overwrite files of another tool.
+/// Whether a machine accepted its last configuration. A machine with data refuses one if its etcd program is missing: after a boot it could
+/// not start. No machine accepts one that would overwrite other tools' files.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ConfigAttempt {
-    /// An agent that takes every config.
+    /// An agent that accepts every configuration.
     #[default]
     Untold,
-    /// This controller has given none, or it was taken with its program.
+    /// This controller has sent none, or it was accepted and its program is there.
     Taken,
-    /// The program of the config with this digest was not found.
+    /// The program of the configuration with this digest was not found.
     WithoutProgram { digest: String, seen: BinarySeen },
-    /// The machine is not ready for the config with this digest, and what helps is up to the operator.
+    /// The machine is not ready for the configuration with this digest, and only the operator can change that.
     NotReady { digest: String, why: String, remedy: String },
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BinarySeen {
-    /// No node config has named one yet.
+    /// No configuration has named one yet.
     #[default]
     Unasked,
     Version(String),
@@ -201,14 +201,14 @@ pub enum BinarySeen {
     },
 }
 
-/// The digest of inputs that another tool changed: no config has it, so what runs with them is restarted.
+/// The digest of files that another tool changed: no configuration has it, so what runs with them is restarted.
 pub const EDITED: &str = "edited";
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ServiceState {
     Stopped,
-    /// Who keeps etcd running does not say. It may run: nothing that needs a stopped etcd is safe.
+    /// etcd's supervisor does not report. etcd may be running: nothing that needs a stopped etcd is safe.
     Unknown {
         why: String,
     },
@@ -218,14 +218,14 @@ pub enum ServiceState {
         digest: String,
         restarts: u32,
     },
-    /// It ended by itself and is started again after a pause.
+    /// It exited by itself and is restarted after a pause.
     BackingOff {
         restarts: u32,
         last_exit: Exit,
     },
 }
 
-/// How a process ended, and the last it had to say.
+/// How a process exited, with its last log line.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct Exit {
     pub at: Timestamp,
@@ -233,7 +233,7 @@ pub struct Exit {
     pub last_words: String,
 }
 
-/// Which formation of which cluster a data directory belongs to, written next to it before etcd's first start.
+/// The bootstrap and cluster that a data directory belongs to, written next to it before etcd's first start.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct Stamp {
     pub cluster_id: String,
@@ -248,7 +248,7 @@ pub struct Stamp {
 pub enum DataSeen {
     Empty,
     Stamped(Stamp),
-    /// There is data without a stamp that says whose it is.
+    /// There is data without a stamp.
     Unstamped,
 }
 
@@ -260,10 +260,10 @@ pub struct Host {
     /// The slowest of some durable writes on the disk for etcd's data, before etcd had any there.
     #[serde(default)]
     pub fsync_micros: Option<u64>,
-    /// From where etcd's clients are connected now.
+    /// The addresses of etcd's current clients.
     #[serde(default)]
     pub clients: BTreeSet<IpAddr>,
-    /// Why the configuration for forwarding logs, which is kept in an etcd elsewhere, is not followed.
+    /// Why the agent cannot follow the log forwarding configuration in another etcd.
     #[serde(default)]
     pub log_source_trouble: Option<String>,
     /// Differs after each boot of the machine. Absent where the agent is a process of the controller's host, and in what older agents report.

@@ -1,4 +1,4 @@
-//! What a cluster has besides machines, such as a load balancer: as it should be, as the ledger knows it, and as it was seen.
+//! What a cluster has besides machines, such as a load balancer: the desired, the recorded and the observed state.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -11,13 +11,13 @@ use super::MemberName;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FixtureKind {
-    /// One address that leads clients to members.
+    /// One address that forwards clients to members.
     LoadBalancer,
-    /// Names that lead clients to the load balancer, or to members.
+    /// Names that point to the load balancer, or to members.
     Records,
 }
 
-/// One fixture of a cluster: of which kind, and where its provider has it. A cluster has one of a kind, except while that moves to another
+/// One fixture of a cluster: its kind, and its place at the provider. A cluster has one of each kind, except while it moves to another
 /// place.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct FixtureId {
@@ -46,21 +46,21 @@ impl FixtureId {
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct FixtureWish {
     pub id: FixtureId,
-    /// Settings that it has from the beginning: to change one, it is made again.
+    /// Fixed settings: to change one, the fixture is created again.
     pub fixed: BTreeMap<String, String>,
-    /// Whether it leads to the load balancer, not to members.
+    /// Whether it points to the load balancer instead of members.
     pub to_balancer: bool,
 }
 
-/// What must outlive a run: recorded before it is made, so that it is found wherever that is interrupted.
+/// What must survive a run: recorded before it is created, so it is found after any interruption.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 pub struct FixtureRecord {
-    /// Under which names clients come, as far as these are the provider's choice.
+    /// The names that the provider assigned, by which clients connect.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub names: BTreeSet<String>,
 }
 
-/// Everything that the ledger knows of, as a list, because the keys are no texts.
+/// All fixtures in the ledger, as a list, because the keys are not text.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 #[serde(from = "Vec<(FixtureId, FixtureRecord)>", into = "Vec<(FixtureId, FixtureRecord)>")]
 pub struct Fixtures(pub BTreeMap<FixtureId, FixtureRecord>);
@@ -96,18 +96,18 @@ pub struct FixtureSeen {
     pub id: FixtureId,
     /// Whether it has this cluster's mark.
     pub is_ours: bool,
-    /// What is in its way, and how it gets out of it.
+    /// The obstacle, and the remedy.
     #[serde(default)]
     pub obstacle: Option<Obstacle>,
     #[serde(default)]
     pub fixed: BTreeMap<String, String>,
-    /// The members that it leads to, by name where it has their names.
+    /// The members that it points to, by name if known.
     pub leads_to: BTreeMap<IpAddr, Option<MemberName>>,
     pub to_balancer: bool,
     /// Names that its provider gave it.
     #[serde(default)]
     pub names: BTreeSet<String>,
-    /// What is not as it was made, in words: it is put right.
+    /// Differences from how it was created, in words: they are corrected.
     #[serde(default)]
     pub fault: Option<String>,
     /// Why it does not serve yet, or not with all members.

@@ -1,5 +1,4 @@
-//! What a machine runs next to etcd, as a part of its node config. The agent makes files of it and lets the programs themselves
-//! check them.
+//! Services next to etcd, as a part of the configuration. The agent writes their files and lets each program check its own.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,7 +11,7 @@ pub struct HostConfig {
     /// Absent: the image's own time setting stays.
     pub chrony: Option<Chrony>,
     pub node_exporter: bool,
-    /// Absent: none is made, and one of ours goes.
+    /// Absent: none is created, and one of quorate's is removed.
     pub firewall: Option<FirewallConfig>,
     pub install_dependencies: bool,
     pub log_forwarding: Option<LogForwardingConfig>,
@@ -21,9 +20,9 @@ pub struct HostConfig {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct FirewallConfig {
     pub rules: Firewall,
-    /// From where the node exporter may be asked.
+    /// Source ranges for the node exporter.
     pub scrape_from: Vec<AddressRange>,
-    /// From where etcd's metrics may be asked, and at which port.
+    /// Source ranges for etcd's metrics, and their port.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metrics: Option<Metrics>,
 }
@@ -33,7 +32,7 @@ pub struct FirewallConfig {
 pub struct LogForwardingConfig {
     pub etcd_tag: String,
     pub node_exporter_tag: String,
-    /// Whose logs are sent in place of etcd's, in a cluster of another kind.
+    /// The services whose logs are sent instead of etcd's, in a cluster of another kind.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub services: Vec<ServiceLog>,
     pub forward: Option<ForwardConfig>,
@@ -44,7 +43,7 @@ pub struct LogForwardingConfig {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ServiceLog {
     pub service: String,
-    /// Whose group may read it.
+    /// The user whose group may read it.
     pub user: String,
     pub tag: String,
 }
@@ -57,12 +56,12 @@ pub struct ForwardConfig {
     pub hostname: String,
     pub shared_key: Secret,
     pub ca: String,
-    /// So many bytes are kept on disk while it is away.
+    /// How many bytes are kept on disk while the receiver is unavailable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub buffer: Option<u64>,
 }
 
-/// An etcd elsewhere whose keys below a prefix become fluent-bit's configuration.
+/// Another etcd, whose keys below a prefix become fluent-bit's configuration.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct LogSourceConfig {
     pub prefix: String,

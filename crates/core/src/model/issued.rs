@@ -1,5 +1,5 @@
-//! Certificates that were signed here: only what is recorded can be revoked. Each is recorded before anybody gets it, forgotten
-//! when it has ended, and never forgotten once it is revoked.
+//! Certificates that were signed here. Only recorded certificates can be revoked, so each is recorded before it is handed out.
+//! It is dropped when it has expired, and never once it is revoked.
 
 use std::collections::BTreeMap;
 
@@ -8,25 +8,25 @@ use serde::{Deserialize, Serialize};
 
 use super::{CertificateUse, MemberName};
 
-/// How long after its end a certificate is still kept in mind: clocks differ.
+/// How long an expired certificate is still recorded: clocks differ.
 const ENDED: SignedDuration = SignedDuration::from_hours(24);
 
-/// A user's certificate. It is refused from when its user is no longer declared, and stays so when the name comes back.
+/// A user's certificate. It is revoked when its user is no longer declared, and stays revoked if the name is declared again.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct IssuedCertificate {
     pub user: String,
     /// In hexadecimal.
     pub serial: String,
     pub not_after: Timestamp,
-    /// When it was recorded, by the clock of that host; absent where an older quorate did.
+    /// When it was recorded, by that host's clock; absent in records of an older quorate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recorded: Option<Timestamp>,
     #[serde(default)]
     pub revoked: bool,
 }
 
-/// A machine's certificate: to clients, to peers, as user root, for health checks, or of a front. It is refused once that machine is no longer part of the
-/// cluster. One that was renewed is kept until it has ended: its key is that of the one after it.
+/// A machine's certificate: for clients, for peers, as user root, for health checks, or of a front. It is revoked once the machine no
+/// longer belongs to the cluster. A renewed one is kept until it expires, because its key is also that of its successor.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct MachineCertificate {
     /// The member, and which of its machines.
@@ -51,14 +51,14 @@ pub struct Issued {
     /// Certificates that machines were given, by the same rule.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub machines: Vec<MachineCertificate>,
-    /// The list of those that etcd refuses of its clients, signed, in DER and hexadecimal.
+    /// The signed revocation list for etcd's clients, in DER and hexadecimal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub client_crl: Option<String>,
     /// The same for its peers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peer_crl: Option<String>,
-    /// The same for programs that ask who signed a list, in PEM: one of each CA that peers trust, by its key identifier. Where one is
-    /// missing, they refuse every certificate of that CA.
+    /// The same for programs that check who signed a list, in PEM: one list for each CA that peers trust, by its key identifier.
+    /// Without one, they refuse every certificate of that CA.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub peer_lists: BTreeMap<String, String>,
 }
@@ -74,13 +74,13 @@ impl Issued {
         self.machines.extend(given.into_iter().map(|given| MachineCertificate { recorded: Some(now), ..given }));
     }
 
-    /// Refuses the certificates of a user. Says whether that changed anything.
+    /// Revokes the certificates of a user. Returns whether that changed anything.
     pub fn revoke_user(&mut self, user: &str) -> bool {
         let theirs = self.users.iter_mut().filter(|known| known.user == user);
         theirs.fold(false, |changed, known| !std::mem::replace(&mut known.revoked, true) | changed)
     }
 
-    /// Refuses the certificates of a machine. Says whether that changed anything.
+    /// Revokes the certificates of a machine. Returns whether that changed anything.
     pub fn revoke_machine(&mut self, member: &MemberName, incarnation: u64) -> bool {
         let its = self.machines.iter_mut().filter(|known| (&known.member, known.incarnation) == (member, incarnation));
         its.fold(false, |changed, known| !std::mem::replace(&mut known.revoked, true) | changed)
@@ -92,8 +92,8 @@ impl Issued {
         users.chain(self.refused_machines(|of| of != CertificateUse::Peer))
     }
 
-    /// The serial numbers that etcd refuses of its peers. A peer that showed what clients are shown has done so in a cluster
-    /// whose peers had no separate CA yet.
+    /// The serial numbers that etcd refuses from its peers. A client certificate counts as a peer's if peers had no separate
+    /// CA when it was issued.
     pub fn refused_of_peers(&self) -> impl Iterator<Item = &str> {
         self.refused_machines(|of| !matches!(of, CertificateUse::Root | CertificateUse::Health | CertificateUse::Front))
     }
@@ -103,8 +103,8 @@ impl Issued {
     }
 }
 
-/// Forgets what has ended and is not revoked. A clock may be ahead for one run: something has ended only if the time at which
-/// another was recorded before says so too.
+/// Drops what has expired and is not revoked. A clock may be wrong for one run: something has expired only if the time of
+/// another record confirms it.
 fn forget_ended<T>(known: &mut Vec<T>, now: Timestamp, facts: impl Fn(&T) -> (Option<Timestamp>, Timestamp, bool)) {
     let recorded_before = known.iter().filter_map(|one| facts(one).0).max();
     let Some(at) = recorded_before.map(|before| before.min(now)) else { return };

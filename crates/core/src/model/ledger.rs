@@ -1,4 +1,4 @@
-//! The ledger: what must outlive a run beyond the spec. Pure data; `control::ledger` stores it.
+//! The ledger: everything beyond the spec that must survive a run. Plain data; `control::ledger` stores it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -22,7 +22,7 @@ use crate::spec::{ClusterSpec, Signer};
 /// Raised with every change of what a ledger can hold; `tests/core/shape.rs` compares.
 pub const LEDGER_FORMAT: u32 = 5;
 
-/// Brings the content of a ledger of an older format to the present shape. Ledgers of format 4 have it already.
+/// Converts the content of a ledger of an older format. Ledgers of format 4 have the current shape already.
 pub fn migrate_ledger(ledger: &mut Value, format: u32) {
     if format <= 2 {
         to_sections_of_providers(ledger);
@@ -96,7 +96,7 @@ pub struct Ledger {
     pub cluster_id: String,
     /// The spec as it was last applied.
     pub spec: ClusterSpec,
-    /// The spec before, until all that differs is carried out: an interrupted run still knows what it changes.
+    /// The previous spec, until all differences are carried out: an interrupted run still knows what it changes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spec_before: Option<Box<ClusterSpec>>,
     pub lock: Option<Lock>,
@@ -114,19 +114,19 @@ pub struct Ledger {
     /// Consent to treat unreachable machines as dead at once.
     #[serde(default)]
     pub without_grace: Option<Consent>,
-    /// The file that the spec was applied from last, where it was a file.
+    /// The file of the last applied spec, if it was a file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spec_file: Option<String>,
-    /// What is known here of the backups; the store knows the rest.
+    /// What is known here about backups; the store knows the rest.
     #[serde(default)]
     pub backups: Option<BackupRecord>,
-    /// What was settled when the cluster was formed.
+    /// Settings that are fixed when the cluster is created.
     pub formed_with: Option<FormedWith>,
     pub members: BTreeMap<MemberName, MemberRecord>,
-    /// Where the provider has made machines, for providers with several such places: it looks there until nothing is left.
+    /// The places where the provider has created machines, for providers with several places: it looks there until nothing is left.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub places: BTreeSet<String>,
-    /// What the provider has made besides machines, or was about to.
+    /// Fixtures that the provider has created, or was about to create.
     #[serde(default, skip_serializing_if = "Fixtures::is_empty")]
     pub fixtures: Fixtures,
     pub authorities: Authorities,
@@ -144,7 +144,7 @@ pub struct Ledger {
     pub postgres: postgres::Record,
 }
 
-/// Who may act, until when, and the number that every one of its orders carries.
+/// The lock: the holder, its end, and the fencing number of every order.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Lock {
     pub fence: u64,
@@ -179,7 +179,7 @@ pub struct Consent {
     pub shown: String,
 }
 
-/// What proves that a backup is this cluster's: without it, anyone who can write to a store could make one up.
+/// Proves that a backup belongs to this cluster: without it, anyone who can write to a store could forge one.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct BackupSigning {
     pub key: Secret,
@@ -193,7 +193,7 @@ pub struct BackupSigning {
 pub struct BackupRecord {
     pub newest: BackupNote,
     pub verified: Option<BackupNote>,
-    /// What the store holds under the cluster's name that is not this cluster's, in words; the first few.
+    /// Objects in the store under the cluster's name that do not belong to this cluster; the first few.
     #[serde(default)]
     pub forged: Vec<String>,
 }
@@ -206,7 +206,7 @@ pub struct BackupNote {
     /// The revision up to which it goes, recorded changes included.
     pub revision: u64,
     pub verified_at: Option<Timestamp>,
-    /// Of PostgreSQL, where a revision is the number of a transaction: those of another history cannot be compared.
+    /// For PostgreSQL, where a revision is a transaction number: numbers of different histories cannot be compared.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub history: Option<History>,
 }
@@ -214,7 +214,7 @@ pub struct BackupNote {
 /// Which data of PostgreSQL: a restore or a failover may give the same numbers to other transactions.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct History {
-    /// What `initdb` gave the data.
+    /// The identifier from `initdb`.
     pub system_id: String,
     pub timeline: u64,
 }
@@ -226,7 +226,7 @@ pub struct FormedWith {
     pub key_algorithm: String,
     #[serde(default = "first_provider")]
     pub provider: String,
-    /// Those of the provider, by their place in the spec.
+    /// Those of the provider, by their path in the spec.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub machines: BTreeMap<String, String>,
 }
@@ -239,29 +239,29 @@ fn first_provider() -> String {
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 pub struct MemberRecord {
     pub incarnation: u64,
-    /// Of the node config last sent, and the digest of its content.
+    /// The generation of the last configuration that was sent, and the digest of its content.
     pub generation: u64,
     pub digest: String,
     pub enrolment: Option<Enrolment>,
-    /// The incarnation of the machine that it gets next, or has got, with the data of the one before; until that data was seen there.
+    /// The incarnation of its next machine, or of the one it got, that takes over the previous data; until that data was seen there.
     #[serde(default)]
     pub renewing: Option<u64>,
-    /// Since when its machine or its agent is not seen, across runs.
+    /// Since when its machine or agent has been unreachable, across runs.
     #[serde(default)]
     pub unseen_since: Option<Timestamp>,
-    /// When that was last found so: what was not looked at for long may have come and gone.
+    /// When that was last observed: something that was not observed for long may have come and gone.
     #[serde(default)]
     pub unseen_at: Option<Timestamp>,
     /// Why it did not become a voter when that was last tried. The next run tries again.
     #[serde(default)]
     pub join_failed: Option<String>,
-    /// Where its machine was made, or was about to be.
+    /// The place of its machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub place: Option<String>,
     /// Until its machine has rebooted and the member is healthy again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reboot: Option<Reboot>,
-    /// It is no member: its machine only leads clients to members.
+    /// It is not a member: its machine only forwards clients to members.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub proxy: Option<ProxyRecord>,
 }
@@ -269,7 +269,7 @@ pub struct MemberRecord {
 /// What is known of a proxy besides its machine.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 pub struct ProxyRecord {
-    /// Where its machines were last seen: the present one, and one before that is still there.
+    /// The addresses where its machines were last seen: the current one, and a previous one that still exists.
     pub addresses: BTreeSet<IpAddr>,
 }
 
@@ -277,7 +277,7 @@ pub struct ProxyRecord {
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct Reboot {
     pub consent: Consent,
-    /// Whether the packages of its system are upgraded before.
+    /// Whether its system's packages are upgraded first.
     pub upgrade_packages: bool,
     /// The last order for it, recorded before it is given.
     pub ordered: Option<RebootOrder>,
@@ -285,7 +285,7 @@ pub struct Reboot {
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct RebootOrder {
-    /// The boot that the machine was in: once it is in another, it has rebooted.
+    /// The boot that the machine was in: in a different one, it has rebooted.
     pub boot: String,
     pub at: Timestamp,
     /// The fencing number of the controller whose order the agent accepted. Absent while no answer is known.
@@ -296,11 +296,11 @@ pub struct RebootOrder {
 pub struct Enrolment {
     pub token: Secret,
     pub expires: Timestamp,
-    /// SHA-256 of the first public key that proved to know the token. No other is ever signed for it.
+    /// SHA-256 of the first public key that proved to know the token. No other key is ever signed for it.
     pub bound_key: Option<String>,
 }
 
-/// Secrets that quorate makes once and keeps in the ledger.
+/// Secrets that quorate creates once and keeps in the ledger.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SecretKind {
@@ -317,7 +317,7 @@ pub enum SecretKind {
 }
 
 impl std::hash::Hash for Ledger {
-    /// Leaves the spec out: it is large, and `Eq` still distinguishes two ledgers that differ in it alone.
+    /// Omits the spec: it is large, and `Eq` still compares it.
     fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
         (self.version, self.fence, self.power, &self.destroy, &self.without_backup, &self.etcd, &self.postgres)
             .hash(state);
@@ -327,7 +327,7 @@ impl std::hash::Hash for Ledger {
 }
 
 impl Ledger {
-    /// Where the proxies are that this spec names, as far as that is known.
+    /// The known addresses of the spec's proxies.
     pub fn proxy_addresses(&self, spec: &ClusterSpec) -> BTreeSet<IpAddr> {
         let known = spec.proxies().filter_map(|proxy| self.members.get(&proxy.name.as_str().into())?.proxy.as_ref());
         known.flat_map(|proxy| proxy.addresses.iter().copied()).collect()
@@ -345,13 +345,13 @@ impl Ledger {
         Some(format!("https://{name}:{CLIENT_PORT}"))
     }
 
-    /// Where a machine was last known to be: that of a member, or of a proxy.
+    /// The last known address of a member's or proxy's machine.
     pub fn known_address(&self, name: &MemberName) -> Option<IpAddr> {
         let proxy = || self.members.get(name)?.proxy.as_ref()?.addresses.first().copied();
         self.addresses().get(name).copied().or_else(proxy)
     }
 
-    /// Gives fixtures that an older version recorded the ids that they have now. What was made of them is the same.
+    /// Updates the ids of fixtures that an older version recorded. The fixtures themselves are unchanged.
     pub fn rename_fixtures(&mut self) {
         let specs: Vec<&ClusterSpec> = [Some(&self.spec), self.spec_before.as_deref()].into_iter().flatten().collect();
         let present = |id: &FixtureId| {
@@ -365,7 +365,7 @@ impl Ledger {
         self.fixtures = renamed;
     }
 
-    /// Takes up a spec, and keeps the one before until all that differs is carried out.
+    /// Applies a spec, and keeps the previous one until all differences are carried out.
     pub fn take_spec(&mut self, spec: &ClusterSpec) {
         let before = std::mem::replace(&mut self.spec, spec.clone());
         if before != *spec {

@@ -1,6 +1,6 @@
-//! The words of the design as types: what is desired, what is remembered, what was seen.
+//! The terms of the design as types: what is desired, what is recorded, what was observed.
 //!
-//! Plain data, no decisions. The planner reads these; the agent and the controller fill them in.
+//! Plain data, no decisions. The planner reads these types; the agent and the controller fill them in.
 
 mod build;
 mod desired;

@@ -1,5 +1,5 @@
-//! The name of a member, which it keeps for life. A former machine of the member, which may still be part of the cluster while
-//! its successor joins, is called by the member and the machine's incarnation: `etcd-2.1`.
+//! The name of a member, which it keeps for life. A former machine of the member, which may still belong to the cluster while
+//! its successor joins, is named by member and incarnation: `etcd-2.1`.
 
 use std::fmt;
 
@@ -19,7 +19,7 @@ impl MemberName {
         &self.0
     }
 
-    /// What the machine of an earlier incarnation is called.
+    /// The name of a machine of an earlier incarnation.
     pub fn former(&self, incarnation: u64) -> MemberName {
         MemberName(format!("{}{FORMER}{incarnation}", self.seat()))
     }

@@ -1,5 +1,5 @@
-//! The node config: all that one machine must hold and run. It names no path and no address of a particular machine:
-//! in a flag, `{root}` stands for the place where the agent keeps everything and `{address}` for the machine's address.
+//! The configuration of one machine: everything that it must hold and run. It names no path or address of a particular
+//! machine: in a flag, `{root}` stands for the agent's root directory and `{address}` for the machine's address.
 
 use crate::text::hex;
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,9 +20,9 @@ pub const ADDRESS: &str = "{address}";
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct NodeConfig {
     pub files: Vec<ConfigFile>,
-    /// What the agent keeps running, each known by its name.
+    /// The services that the agent keeps running, by name.
     pub services: Vec<ServiceConfig>,
-    /// What the machine runs next to them; absent where it is none of our affair.
+    /// Services of the host; absent if quorate does not manage the host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<Box<HostConfig>>,
 }
@@ -33,7 +33,7 @@ pub struct ConfigFile {
     pub path: String,
     pub mode: u32,
     pub content: Secret,
-    /// Whether the content is hexadecimal, for what is no text.
+    /// Whether the content is hexadecimal, for binary files.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub hex: bool,
 }
@@ -43,7 +43,7 @@ impl ConfigFile {
         ConfigFile { path: path.to_owned(), mode, content, hex: false }
     }
 
-    /// What the file holds; none where it is not hexadecimal.
+    /// The content of the file; none if it is not valid hexadecimal.
     pub fn bytes(&self) -> Option<Vec<u8>> {
         let text = self.content.expose();
         if !self.hex {
@@ -70,16 +70,16 @@ pub struct ServiceConfig {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Runs {
-    /// Started, restarted and stopped by orders of its kind, which look at its data first.
+    /// Started, restarted and stopped by orders of its kind, which check its data first.
     Etcd(EtcdService),
     Patroni(PatroniService),
-    /// Kept running wherever a config has it.
+    /// Kept running whenever the configuration has it.
     Haproxy(HaproxyService),
     /// The same.
     Pgbouncer(PgbouncerService),
     /// The same.
     Front(FrontService),
-    /// A program of the machine that needs no more than to be kept running.
+    /// A program of the machine that only needs to be kept running.
     Program(ProgramService),
 }
 
@@ -89,7 +89,7 @@ pub struct EtcdService {
     pub binary: BinarySource,
     /// Flags without their dashes. Those that matter only at the first start are not here.
     pub flags: BTreeMap<String, String>,
-    /// Where its certificates are; the flags name the same paths.
+    /// The directory of its certificates; the flags name the same paths.
     #[serde(default, skip_serializing_if = "CertificateLayout::is_standard")]
     pub layout: CertificateLayout,
     /// Set where the machine's kubelet runs it.
@@ -101,7 +101,7 @@ pub struct EtcdService {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Pod {
     pub image: String,
-    /// Where the kubelet reads manifests, below the agent's root.
+    /// The kubelet's directory of manifests, below the agent's root.
     pub manifests: String,
 }
 
@@ -116,12 +116,12 @@ pub struct PatroniService {
     pub patroni: Option<String>,
     /// Of data that is created here.
     pub locale: String,
-    /// Patroni's configuration, in JSON. Patroni reads it again when it is asked to, so another one is no reason to restart it.
+    /// Patroni's configuration, in JSON. Patroni can reload it, so a changed one needs no restart.
     pub config: Secret,
     /// pgBackRest's configuration; absent without backups. Each of its runs reads it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backup: Option<Secret>,
-    /// Set while the cluster has another version than its spec wants. What runs is not concerned.
+    /// Set while the cluster has another version than its spec wants. The running version is not affected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next: Option<NextVersion>,
 }
@@ -134,7 +134,7 @@ pub struct NextVersion {
     pub programs: Option<String>,
 }
 
-/// HAProxy in front of PostgreSQL. It takes up everything but another program by a reload, which ends no connection.
+/// HAProxy in front of PostgreSQL. A reload, which ends no connection, applies every change except another program.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct HaproxyService {
     /// If absent, from the search path.
@@ -143,7 +143,7 @@ pub struct HaproxyService {
     pub replica_port: u16,
     pub max_connections: u32,
     pub check_every_ms: u64,
-    /// The members that have data, and where.
+    /// The members with data, and their addresses.
     pub servers: BTreeMap<String, IpAddr>,
 }
 
@@ -160,11 +160,11 @@ pub struct PgbouncerService {
     pub max_client_conn: u32,
     /// HAProxy's port on the same machine.
     pub primary_port: u16,
-    /// By user, what PostgreSQL checks the password with.
+    /// Password verifiers by user.
     pub users: BTreeMap<String, Secret>,
 }
 
-/// One address in front of an etcd cluster. All else it reads from a file, again when that has changed.
+/// One address in front of an etcd cluster. It reads everything else from a file, again when that has changed.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct FrontService {
     pub port: u16,
@@ -184,11 +184,11 @@ pub struct ProgramService {
     pub env: BTreeMap<String, String>,
 }
 
-/// Where a machine takes etcd from.
+/// The source of a machine's etcd.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BinarySource {
-    /// The `etcd` on the agent's PATH; where none of the right version is there, this archive.
+    /// The `etcd` on the agent's PATH; otherwise this archive.
     Search {
         otherwise: Option<Archive>,
     },
@@ -199,7 +199,7 @@ pub enum BinarySource {
     Archive(Archive),
 }
 
-/// A release archive, and what its bytes must add up to.
+/// A release archive and its checksum.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct Archive {
     pub url: String,
@@ -264,14 +264,14 @@ impl NodeConfig {
         let digest = |service: &ServiceConfig| {
             let inputs: Vec<&ConfigFile> = self.files.iter().filter(|f| service.inputs.contains(&f.path)).collect();
             match &service.runs {
-                // Without a pod it is what it always was: no etcd is restarted for a newer quorate.
+                // Without a pod the digest is unchanged: a newer quorate restarts no etcd.
                 Runs::Etcd(EtcdService { version, binary: _, flags, layout: _, pod: None }) => {
                     digest_of(&(version, flags, inputs))
                 }
                 Runs::Etcd(EtcdService { version, binary: _, flags, layout, pod: Some(pod) }) => {
                     digest_of(&(version, flags, inputs, layout, pod))
                 }
-                // It reads its configuration and its CAs again when it is asked to.
+                // It reloads its configuration and its CAs.
                 Runs::Patroni(PatroniService {
                     version,
                     programs,
@@ -282,7 +282,7 @@ impl NodeConfig {
                     next: _,
                 }) => digest_of(&(version, programs, patroni)),
                 Runs::Haproxy(HaproxyService { program, .. }) => digest_of(program),
-                // It takes up another port only when it starts.
+                // A changed port needs a restart.
                 Runs::Pgbouncer(PgbouncerService { program, port, .. }) => digest_of(&(program, port)),
                 Runs::Front(front) => digest_of(&(front, &service.user)),
                 Runs::Program(program) => digest_of(&(program, &service.user, inputs)),

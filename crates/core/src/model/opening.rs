@@ -1,8 +1,8 @@
-//! Ports that machines have open. The machine's firewall is rendered from this list, and so are the rules of a cloud in front of it.
+//! Open ports of machines. The machine's firewall and the cloud's security groups are rendered from this list.
 
 use crate::spec::AddressRange;
 
-/// Ports, and who may reach them.
+/// Ports, and who may connect to them.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Opening {
     pub to: Audience,
@@ -11,7 +11,7 @@ pub struct Opening {
     pub from: Option<Vec<AddressRange>>,
 }
 
-/// Whom a port is for.
+/// The users of a port.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Audience {
     /// Other machines of the cluster.

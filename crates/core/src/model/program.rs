@@ -1,8 +1,8 @@
-//! Which quorate a machine's agent runs, and whether a controller and an agent understand each other.
+//! The quorate version that a machine's agent runs, and whether a controller and an agent understand each other.
 //!
-//! Promise: an agent's answer to a facts request holds `program` in this shape and the number `fence` in every version, and an agent takes a
-//! new program in the same way in every version from `FIRST_UPGRADABLE` on. All else between controller and agent may change with the
-//! protocol number.
+//! Promise: in every version, an agent's answer to a facts request contains `program` in this shape and the number `fence`. From
+//! `FIRST_UPGRADABLE` on, every version receives a new program in the same way. Everything else between controller and agent may change
+//! with the protocol number.
 
 use std::fmt;
 use std::hint::black_box;
@@ -12,11 +12,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::Version;
 
-/// Raised with every change of what controllers and agents say to each other; `tests/core/wire.rs` compares.
+/// Raised with every change of the messages between controllers and agents; `tests/core/wire.rs` compares.
 pub const PROTOCOL: u32 = 4;
 /// The oldest protocol whose facts and orders this program still uses. An older agent can only be upgraded.
 pub const OLDEST_PROTOCOL: u32 = 4;
-/// Agents of this protocol and later take a new program over their own port.
+/// Agents of this protocol and later accept a new program over their own port.
 pub const FIRST_UPGRADABLE: u32 = 2;
 
 /// Part of every quorate binary, so a program's file shows what it is without being run.
@@ -37,7 +37,7 @@ impl Program {
         &marked().0
     }
 
-    /// Whether a machine that runs this program should get the other one.
+    /// Whether a machine with this program should get the other one.
     pub fn is_older_than(&self, other: &Program) -> bool {
         let version = |program: &Program| program.version.parse::<Version>().ok();
         (self.protocol, version(self)) < (other.protocol, version(other))
@@ -53,7 +53,7 @@ impl Program {
     }
 }
 
-/// What the mark says: this program, and the oldest protocol that it speaks.
+/// The content of the mark: this program, and the oldest protocol that it supports.
 fn marked() -> &'static (Program, u32) {
     static MARKED: OnceLock<(Program, u32)> = OnceLock::new();
     // Without `black_box` the compiler may keep only what follows from the mark, and not the mark itself.
@@ -102,7 +102,7 @@ mod tests {
         [(2, Version::new(0, 1, 0)), (3, Version::new(0, 2, 0)), (4, Version::new(0, 3, 0))];
 
     #[test]
-    fn every_protocol_has_a_version_of_its_own() {
+    fn every_protocol_has_a_separate_version() {
         let [.., (protocol, first)] = FIRST_VERSION_OF;
         assert_eq!(protocol, PROTOCOL);
         assert!(Program::this().version.parse::<Version>().unwrap() >= first);
@@ -123,7 +123,7 @@ mod tests {
         assert!(Program::default().is_older_than(Program::this()), "an agent that does not say");
     }
 
-    /// What an agent of any version may add must not keep others from reading this part.
+    /// Additions of another version must not prevent reading this part.
     #[test]
     fn the_part_that_never_changes_is_read_among_unknown_fields() {
         let told =

@@ -1,4 +1,4 @@
-//! Observations: what was seen, and when. What could not be seen is never taken for absent.
+//! Observations: what was seen, and when. What could not be observed never counts as absent.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::{AgentSeen, Build, Facts, FixtureSeen, MemberName, ProgramSeen};
 use crate::kinds::etcd::EtcdStatus;
 
-/// One look at something that may not answer.
+/// One observation of something that may not answer.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Seen<T> {
@@ -26,13 +26,13 @@ impl<T> Seen<T> {
     }
 }
 
-/// One look at one cluster: its machines through the provider, and its members through their agents.
+/// One observation of a cluster: its machines through the provider, and its members through their agents.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct Observation {
     pub now: Timestamp,
     pub machines: Seen<BTreeMap<MemberName, MachineSeen>>,
     pub agents: BTreeMap<MemberName, Seen<AgentSeen>>,
-    /// What there is besides machines.
+    /// The fixtures.
     #[serde(default = "none")]
     pub fixtures: Seen<Vec<FixtureSeen>>,
 }
@@ -51,7 +51,7 @@ impl Observation {
         }
     }
 
-    /// What a member's agent runs, where it said so.
+    /// The program of a member's agent, if reported.
     pub fn program(&self, member: &MemberName) -> Option<&ProgramSeen> {
         match self.agents.get(member)?.get()? {
             AgentSeen::Enrolled(facts) => Some(&facts.program),
@@ -60,7 +60,7 @@ impl Observation {
         }
     }
 
-    /// What a member's etcd says of itself.
+    /// The status of a member's etcd.
     pub fn status(&self, member: &MemberName) -> Option<&EtcdStatus> {
         self.facts(member)?.etcd.status.as_ref()
     }
@@ -76,7 +76,7 @@ pub enum PowerState {
     On,
     /// It was switched off, and something may still run on it.
     Stopping,
-    /// Its provider cannot be asked about it now. It was made, so it may be there and may run.
+    /// Its provider does not answer about it now. It was created, so it may exist and run.
     Unknown,
 }
 
@@ -86,13 +86,13 @@ impl MachineSeen {
         matches!(self.power, PowerState::On | PowerState::Starting | PowerState::Unknown)
     }
 
-    /// Whether anything may run on it.
+    /// Whether anything may be running on it.
     pub fn may_run(&self) -> bool {
         self.power != PowerState::Off || self.headless
     }
 }
 
-/// A machine as its provider sees it. The mark on it (whose, which incarnation) was put there at its creation.
+/// A machine as its provider reports it. Its mark (cluster, incarnation) was set when it was created.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct MachineSeen {
     pub cluster_id: String,
@@ -108,10 +108,10 @@ pub struct MachineSeen {
     /// What it was made of; not reported for all.
     #[serde(default)]
     pub build: Option<Build>,
-    /// Where its data is stored, if that can outlive it.
+    /// The place of its data, if that can outlive it.
     #[serde(default)]
     pub data: Option<String>,
-    /// Where its provider has it, for providers with several such places.
+    /// Its place, for providers with several places.
     #[serde(default)]
     pub place: Option<String>,
 }

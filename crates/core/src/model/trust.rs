@@ -1,8 +1,8 @@
-//! Who signs and who is trusted. There are three kinds of CA, and none of them signs for another's purpose: that of the
-//! clients (with what etcd shows them), that of the peers, and that of the agents and their controller.
+//! CAs: which sign, and which are trusted. There are three kinds, and each signs only for its own purpose: clients and
+//! etcd's server certificates; peers; agents and their controller.
 //!
-//! etcd reads CAs only when it starts, so the CA of a running cluster is changed in steps: every member trusts the old
-//! and the new one, then leaves are signed by the new one, then the old one is dropped.
+//! etcd reads CAs only when it starts, so the CA of a running cluster changes in steps: every member trusts the old and
+//! the new CA, then the new one signs the leaf certificates, then the old one is dropped.
 
 use std::collections::BTreeSet;
 
@@ -14,11 +14,11 @@ use crate::Secret;
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 pub struct Authorities {
-    /// Signs what etcd shows its clients, and the certificates of clients. Where `peer` is absent, those of peers too.
+    /// Signs etcd's server certificates and the certificates of clients. If `peer` is absent, those of peers too.
     pub client: Option<AuthorityRecord>,
     /// Trusted by agents alone.
     pub control: Option<AuthorityRecord>,
-    /// Trusted by peers alone. Absent in a cluster that was created before peers had a separate CA.
+    /// Trusted by peers only. Absent in a cluster that was created before peers had a separate CA.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peer: Option<Plane>,
 }
@@ -27,7 +27,7 @@ pub struct Authorities {
 pub struct AuthorityRecord {
     pub epoch: u64,
     pub certificate: String,
-    /// Absent where certificates are made elsewhere.
+    /// Absent if certificates are user-provided.
     pub key: Option<Secret>,
     pub key_id: String,
     pub not_after: Timestamp,
@@ -62,14 +62,14 @@ impl Plane {
         self.trusted.iter().map(|authority| issued.peer_lists.get(&authority.key_id).map(String::as_str)).collect()
     }
 
-    /// What etcd reads: the certificates of all that are trusted.
+    /// The bundle for etcd: the certificates of all trusted CAs.
     pub fn bundle(&self) -> String {
         // A file that an operator provides may lack the last line's end.
         self.trusted.iter().map(|authority| format!("{}\n", authority.certificate.trim_end())).collect()
     }
 }
 
-/// Whose certificates a bundle of CAs is for.
+/// The purpose of a bundle of CAs.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TrustPlane {
@@ -77,11 +77,11 @@ pub enum TrustPlane {
     Client,
 }
 
-/// Which CAs an etcd trusts, by their key identifiers.
+/// The CAs that an etcd trusts, by their key identifiers.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 pub struct TrustSeen {
-    /// Those on disk: what etcd trusts from its next start on.
+    /// Those on disk, which etcd trusts after its next start.
     pub on_disk: BTreeSet<String>,
-    /// Those that the running etcd was started with. Empty where none runs, and where the agent does not know.
+    /// Those that the running etcd was started with. Empty if none runs, or if the agent does not know.
     pub running: BTreeSet<String>,
 }

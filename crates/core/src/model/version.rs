@@ -1,4 +1,4 @@
-//! Versions of released programs: of what a kind runs, and of quorate.
+//! Versions of released programs: quorate, and what a kind runs.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -51,7 +51,7 @@ impl FromStr for Version {
     }
 }
 
-/// `u32::from_str` also takes "+3"; a version does not.
+/// `u32::from_str` also accepts "+3"; a version does not.
 fn whole_number(text: &str) -> Option<u32> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
 }

@@ -1,5 +1,5 @@
-//! Actions: all that the planner can decide to do, in one list. Their names, and what is asked of each, follow from here. What an action does
-//! is written twice: for the simulated world (`simulate`) and for the real one (`act.rs` of the controller).
+//! The list of all actions that the planner can decide on. Their names and properties are defined here. The effect of an action is
+//! implemented twice: in the simulated cluster (`simulate`) and in the real one (the controller's `act.rs`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -26,7 +26,7 @@ listed! {
         DestroyMachine { member: MemberName, data: Data },
         Enrol { member: MemberName },
         InstallCertificates { member: MemberName, uses: BTreeSet<CertificateUse> },
-        /// Exchanges the agent's program for the controller's own.
+        /// Replaces the agent's program by the controller's own.
         UpgradeAgent { member: MemberName, from: Program, to: Program },
         PushConfig { member: MemberName, generation: u64 },
         RecordForming { token: String, members: BTreeMap<MemberName, FormingMember> },
@@ -84,26 +84,26 @@ listed! {
         JoinPostgres { member: MemberName, stamp: Stamp, joining: Known },
         RecordLeft { member: MemberName },
         WipePostgres { member: MemberName, stamp: Stamp },
-        /// Makes the store of backups ready for this cluster and checks that the log gets there.
+        /// Prepares the backup store for this cluster and checks that the log arrives there.
         PrepareRepository { member: MemberName, place: String },
-        /// Restores a backup next to the current data and recovers it to where the operator wants.
+        /// Restores a backup next to the current data and recovers it to the requested point.
         RestoreBackup { member: MemberName, stamp: Stamp, target: RestoreTarget },
-        /// Puts the restored data in place of what is there, which is kept next to it.
+        /// Replaces the current data by the restored data, and keeps the current data next to it.
         PutRestored { member: MemberName, was: DataSeen, stamp: Stamp },
         /// Puts data aside that a restore has replaced.
         SetAside { member: MemberName, stamp: Stamp },
         /// Has a member upgrade a copy of its data to another major version, which is then deleted.
         RehearseUpgrade { member: MemberName, id: String, to: String },
-        /// From here on all members stop, and begin again with upgraded data or with what they had.
+        /// From here on all members stop, and restart with upgraded data or with their current data.
         RecordUpgrading { token: String, from: String, to: String },
-        /// Makes data of another major version out of that of this member, next to it.
+        /// Converts a copy of this member's data to another major version, next to it.
         UpgradeData { member: MemberName, stamp: Stamp, to: String },
-        /// From here on the cluster is what it was before the upgrade began.
+        /// From here on the cluster is as before the upgrade.
         AbandonUpgrade { token: String, to: String, why: String },
         /// Collects statistics of all tables.
         AnalyzePostgres { member: MemberName, id: String },
         RecordAnalyzed,
-        /// Makes the data from before an upgrade ready to be put in place.
+        /// Prepares the data from before an upgrade to be put in place.
         TakeBack { member: MemberName, was: Stamp, stamp: Stamp },
         /// Deletes data that a restore or an upgrade has replaced.
         DiscardReplaced { member: MemberName, stamp: Stamp },
@@ -113,20 +113,20 @@ listed! {
         Switchover { member: MemberName, to: MemberName },
         /// Patroni may promote this member, whose log ends there, and no other.
         LetTakeOver { member: MemberName, end: LogEnd },
-        /// A rotation of passwords has come so far; none: it is done.
+        /// The new stage of a password rotation; none: it is done.
         RecordRotation { stage: Option<RotationStage> },
-        /// Writes the configuration of all members into the DCS.
+        /// Writes the shared configuration into the DCS.
         ConfigurePatroni { member: MemberName, config: String },
         Catalog { member: MemberName, op: CatalogOp },
         /// From here on this CA signs.
         RecordSigner { plane: TrustPlane, epoch: u64 },
         /// From here on this CA is not trusted.
         RecordDistrust { plane: TrustPlane, epoch: u64 },
-        /// From here on the certificates of a user who is gone are refused.
+        /// From here on the certificates of a removed user are refused.
         RevokeUser { user: String },
-        /// The same of a machine.
+        /// The same for a machine.
         RevokeMachine { member: MemberName, incarnation: u64 },
-        /// Makes a fixture, or has it lead to these members; to the load balancer where there are none.
+        /// Creates a fixture, or points it to these members; to the load balancer if there are none.
         PutFixture { fixture: FixtureId, leads_to: BTreeMap<MemberName, IpAddr>, is_new: bool },
         DropFixture { fixture: FixtureId },
         ForgetCluster,
@@ -143,7 +143,7 @@ pub enum Effect {
     Destroys,
 }
 
-/// What can be said of an action beyond what it does: everything that plans, progress and later concerns ask of it.
+/// The properties of an action that plans, progress and later concerns need.
 struct Profile<'a> {
     on: Option<&'a MemberName>,
     /// The controller itself works on it.
@@ -158,10 +158,10 @@ struct Profile<'a> {
 const RECORDED: Profile<'static> =
     Profile { on: None, here: false, about: None, effect: Effect::Harmless, stage: None, stage_after: None };
 
-/// Is done where the controller runs.
+/// The controller's machine does it.
 const HERE: Profile<'static> = Profile { here: true, ..RECORDED };
 
-/// Is done on a member's machine, or asked of its etcd.
+/// A member's machine does it, or its etcd is asked to.
 fn on(member: &MemberName) -> Profile<'_> {
     Profile { on: Some(member), about: Some(member), ..RECORDED }
 }
@@ -263,33 +263,33 @@ impl Action {
         }
     }
 
-    /// The machine on which it is done; none for what the controller does itself, or the ledger records.
+    /// The machine that does it; none for what the controller does itself, or the ledger records.
     pub fn member(&self) -> Option<&MemberName> {
         self.profile().on
     }
 
-    /// Whether writing the ledger is all that it takes.
+    /// Whether it only writes the ledger.
     pub fn is_recorded(&self) -> bool {
         let Profile { on, here, .. } = self.profile();
         on.is_none() && !here
     }
 
-    /// The member that it is about: where it is done, or whom it changes through another.
+    /// The member that it concerns: the one that does it, or the one that is changed through another.
     pub fn about(&self) -> Option<&MemberName> {
         self.profile().about
     }
 
-    /// What it means for data and clients, as far as a person should look twice.
+    /// Its risk for data and clients, if a person should check it.
     pub fn effect(&self) -> Effect {
         self.profile().effect
     }
 
-    /// What its member is doing meanwhile, in a word or two; none for what concerns the cluster as a whole.
+    /// The member's stage meanwhile, in a word or two; none for actions on the whole cluster.
     pub fn stage(&self) -> Option<&'static str> {
         self.profile().stage
     }
 
-    /// What its member is doing when it is done, where that is something else.
+    /// The member's stage afterwards, if it differs.
     pub fn stage_after(&self) -> Option<&'static str> {
         self.profile().stage_after
     }
@@ -435,9 +435,10 @@ impl fmt::Display for Action {
                 let members = list(leads_to.keys());
                 match (fixture.kind, leads_to.is_empty(), is_new) {
                     (FixtureKind::LoadBalancer, _, true) => write!(f, "create {fixture}"),
-                    (FixtureKind::LoadBalancer, ..) => write!(f, "lead {fixture} to {members}"),
                     (FixtureKind::Records, true, _) => write!(f, "point {fixture} to the load balancer"),
-                    (FixtureKind::Records, ..) => write!(f, "point {fixture} to {members}"),
+                    (FixtureKind::LoadBalancer | FixtureKind::Records, ..) => {
+                        write!(f, "point {fixture} to {members}")
+                    }
                 }
             }
             Action::DropFixture { fixture } => match fixture.kind {

@@ -1,11 +1,12 @@
-//! Agents: every machine runs the controller's own quorate, one machine after another. What a machine runs keeps running while its agent is exchanged.
+//! Agents: upgrades every machine's agent to the controller's version of quorate, one machine at a time. The machine's services keep
+//! running.
 //!
-//! It comes before everything else, because everything else uses the controller's protocol.
+//! This comes first, because everything else uses the controller's protocol.
 
 use super::{Action, Decision, UnsafeBecause, View, WaitingFor, safety};
 use crate::model::{Desired, MemberName, ProgramSeen};
 
-/// Says whether an agent is about to be upgraded: then nothing else is done until it is back.
+/// Returns whether an agent is about to be upgraded: then nothing else is done until it is back.
 pub(super) fn decide(view: &View<'_>, decision: &mut Decision) -> bool {
     let desired = view.desired;
     let ours = &desired.program;
@@ -34,8 +35,8 @@ pub(super) fn decide(view: &View<'_>, decision: &mut Decision) -> bool {
     true
 }
 
-/// Agents of this cluster that said what they run. A machine that is to be removed keeps its program, unless nothing of what it
-/// reports could be understood before.
+/// Agents of this cluster with a known program. A machine that will be removed keeps its program, unless its reports could not
+/// be understood at all.
 fn answering<'a>(view: &View<'a>) -> impl Iterator<Item = (&'a MemberName, &'a ProgramSeen)> {
     let View { desired, seen, .. } = *view;
     let programs = seen.agents.keys().filter_map(|member| Some((member, seen.program(member)?)));
@@ -46,7 +47,7 @@ fn answering<'a>(view: &View<'a>) -> impl Iterator<Item = (&'a MemberName, &'a P
     })
 }
 
-/// An agent that says that it is older after every upgrade must not keep the cluster from being operated: each is tried once in a run.
+/// An agent that still reports an old version after an upgrade must not block the cluster: each is tried once per run.
 fn refusal(desired: &Desired, member: &MemberName, program: &ProgramSeen) -> Option<UnsafeBecause> {
     let ours = &desired.program;
     let tried = desired.not_upgraded.get(member).filter(|_| program.runs.is_older_than(ours)).cloned();

@@ -1,4 +1,4 @@
-//! Refusals: what quorate will not do, by which rule, with the numbers, and what the operator can do about it.
+//! Refusals: what quorate does not do, by which rule, with the numbers, and what the operator can do about it.
 
 mod remedy;
 
@@ -62,20 +62,20 @@ listed! {
         AuthorityDiffers { ledger: String, brought: String },
         RootPasswordDiffers,
         NoBackup,
-        /// No other proxy would lead clients to the cluster, or not all others do.
+        /// No other proxy would forward clients to the cluster, or not all others do.
         LastProxy { member: MemberName, down: Vec<MemberName> },
-        /// A machine of a member is to be a proxy, or the other way round.
+        /// A machine of a member should become a proxy, or the other way round.
         OtherRole { member: MemberName, was_proxy: bool },
         /// Without this member too few standbys are left to confirm commits.
         CommitsWait { member: MemberName, left: usize, needed: usize },
         /// No member, or not the one that was asked for, can take over from the primary.
         NoSuccessor { from: MemberName, unfit: Vec<(MemberName, Unfit)> },
-        /// Some limits of PostgreSQL are to be lowered and others raised.
+        /// Some limits of PostgreSQL should be lowered and others raised.
         LimitsBothWays { lowered: Vec<String>, raised: Vec<String> },
         /// A switchover while another member does not stream.
         SwitchoverAlone { from: MemberName, others: Vec<MemberName> },
         DcsUnusable { why: String },
-        /// etcd was restored, nobody is the primary, and more members than that are silent about their log.
+        /// etcd was restored, there is no primary, and too many members have not reported their log.
         CommitsUnknown { silent: Vec<MemberName>, may_be_silent: usize },
         /// The same, and no member that has all commits may become the primary.
         FurthestIsBarred { member: MemberName },
@@ -108,7 +108,7 @@ pub enum Change {
     Removal,
 }
 
-/// What is known of a refusal besides its words.
+/// The properties of a refusal, apart from its text.
 struct About<'a> {
     rule: Rule,
     member: Option<&'a MemberName>,
@@ -206,8 +206,8 @@ impl UnsafeBecause {
         self.about().member
     }
 
-    /// Whether the member is not known to be of this cluster, or this ledger not to be the one that leads it: then nothing
-    /// at all is asked of it.
+    /// Whether the member may not belong to this cluster, or this ledger may not be authoritative for it: then nothing at
+    /// all is asked of it.
     pub(crate) fn bars_orders(&self) -> bool {
         self.about().bars_orders
     }
@@ -231,8 +231,8 @@ impl fmt::Display for UnsafeBecause {
             ),
             UnsafeBecause::OlderLedger { member, what, ledger, agent } if ledger == agent => write!(
                 f,
-                "the agent of {member} holds something else under {what} {agent} than the ledger wants to send: this \
-                 ledger is older than the cluster"
+                "the agent of {member} has different content for {what} {agent} than the ledger: this ledger is older \
+                 than the cluster"
             ),
             UnsafeBecause::OlderLedger { member, what, ledger, agent } => write!(
                 f,

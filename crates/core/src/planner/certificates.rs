@@ -1,6 +1,6 @@
-//! Certificates: every machine holds those it needs, from the right CA, for its addresses, with enough time left.
+//! Certificates: every machine has those it needs, from the right CA, for its addresses, with enough time left.
 //!
-//! etcd reads its leaf at each handshake, so putting a new one in place disturbs nobody.
+//! etcd reads its leaf certificate at each handshake, so replacing it disturbs nobody.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -26,7 +26,7 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
         };
         let Some(machine) = seen.machines.get().and_then(|m| m.get(member)) else { continue };
         let mut wanting = wanting(view, member, machine, found);
-        // Being enrolled is to be given the agent's own.
+        // Enrolment installs the agent's own certificate.
         wanting.retain(|(of, _)| *of != CertificateUse::Agent || !decision.enrols(member));
         if let Some((_, why)) = wanting.first() {
             let why = why.clone();
@@ -36,7 +36,7 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
     }
 }
 
-/// Which certificates are wanting, and why.
+/// Missing or outdated certificates, with the reason.
 fn wanting(
     view: &View<'_>,
     member: &MemberName,
@@ -53,8 +53,8 @@ fn wanting(
         .collect()
 }
 
-/// What a machine has certificates for. With those of a member it could replicate and command Patroni, or pass for a member: a proxy
-/// gets none of them. That of a front names nobody.
+/// The uses of a machine's certificates. With a member's certificates it could replicate, command Patroni or impersonate a member: a
+/// proxy gets none of them. A front's certificate names no user.
 pub fn uses(desired: &Desired, member: &MemberName) -> Vec<CertificateUse> {
     if desired.is_proxy(member) {
         let fronts = desired.certificates.fronts.contains(member).then_some(CertificateUse::Front);
@@ -117,7 +117,7 @@ fn fault(
         return Some(format!("the {name} certificate of {member} is not valid before {}", certificate.not_before));
     }
     let left = certificate.not_after.duration_since(seen.now);
-    // Where the CA itself ends, a new certificate would end no later than this one.
+    // If the CA itself expires, a new certificate would not last longer than this one.
     let gains = authority_ends.is_none_or(|ends| certificate.not_after < ends);
     let renew_before = renewal_window(of, wish.renew_before);
     (gains && left <= renew_before).then(|| {
@@ -147,7 +147,7 @@ pub fn renewal_window(of: CertificateUse, of_leaves: SignedDuration) -> SignedDu
     }
 }
 
-/// The key identifier of the CA that signs for this use, and when it ends.
+/// The key identifier of the CA that signs for this use, and its end.
 pub(crate) fn authority(wish: &CertificateWish, of: CertificateUse) -> (Option<&str>, Option<Timestamp>) {
     match of {
         CertificateUse::Agent => (wish.control_authority.as_deref(), wish.control_authority_ends),
@@ -158,7 +158,7 @@ pub(crate) fn authority(wish: &CertificateWish, of: CertificateUse) -> (Option<&
     }
 }
 
-/// The operator's certificates of members, while peers show them too: as long as the CA that signs for peers is that of
+/// The operator's certificates of members, while peers use them too: as long as the CA that signs for peers is that of
 /// the clients.
 pub(crate) fn shared_with_clients(wish: &CertificateWish) -> Option<&BTreeMap<MemberName, String>> {
     let shared = wish.peer.as_ref().is_some_and(|peer| Some(&peer.signs) == wish.client_authority.as_ref());
@@ -173,7 +173,7 @@ pub(crate) fn shared_with_clients(wish: &CertificateWish) -> Option<&BTreeMap<Me
 pub fn sans(desired: &Desired, member: &MemberName, machine: &MachineSeen, of: CertificateUse) -> BTreeSet<String> {
     let mut sans = desired.certificates.extra_sans.clone();
     sans.extend(machine.address.map(|address| address.to_string()));
-    // It passes for no member, not even for the one on its machine.
+    // It does not identify a member, not even the one on its machine.
     if of == CertificateUse::Front {
         return sans;
     }

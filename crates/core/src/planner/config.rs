@@ -1,5 +1,4 @@
-//! The configuration: sent to every machine. What it needs of the kind's program is in the room of the kind, and so is the restart that takes
-//! it up.
+//! The configuration, which is sent to every machine. The kind's folder has its requirements on programs, and the restart that applies it.
 
 use super::{Action, Decision, View, proxies};
 use crate::model::Desired;
@@ -36,10 +35,10 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
     }
 }
 
-/// So many changes are named in a reason; the plan lists them all.
+/// At most this many changes are named in a reason; the plan lists them all.
 const NAMED: usize = 3;
 
-/// A reason with the changed settings that reach the machine.
+/// A reason with the changed settings that affect the machine.
 pub(crate) fn with_changes(desired: &Desired, why: String) -> String {
     let reaches = |change: &&Change| {
         [desired.section(), "tls.", "host."].iter().any(|section| change.path.starts_with(section))

@@ -1,4 +1,5 @@
-//! What comes first in every cluster. Then the concerns of its kind are asked in turn (`kinds/NAME/planner`), the shared ones among them.
+//! The entry point of every decision. Handles what comes first in every cluster, then asks the concerns of the cluster's kind in turn
+//! (`kinds/NAME/planner`), including the shared ones.
 
 use super::{Action, Decision, UnsafeBecause, View, action, agents, destroy, machines, safety};
 use crate::model::{AgentSeen, Desired, Observation, Power, Seen};
@@ -16,7 +17,7 @@ pub fn decide(desired: &Desired, seen: &Observation) -> Decision {
         return decision;
     }
     refuse_the_untrusted(view, &mut decision);
-    // What an order still changes is not in these facts, so nothing that rests on them is decided.
+    // These facts do not show what an order is still changing, so nothing is decided on them.
     let under_way = safety::orders_under_way(view);
     if !under_way.is_empty() {
         decision.waiting = under_way;
@@ -30,8 +31,8 @@ pub fn decide(desired: &Desired, seen: &Observation) -> Decision {
     if agents::decide(view, &mut decision) {
         return decision;
     }
-    // Half of a change that may not be made is worse than none: where the spec contradicts what was settled at formation,
-    // the members are kept running as they are.
+    // Half of a forbidden change is worse than none: if the spec contradicts fixed settings, members are kept running as
+    // they are.
     let fixed = safety::fixed_at_formation(desired);
     let as_formed = fixed.is_empty();
     fixed.into_iter().for_each(|because| decision.block(because));
@@ -45,7 +46,7 @@ pub fn decide(desired: &Desired, seen: &Observation) -> Decision {
     decision
 }
 
-/// Machines that go anyway need no trust.
+/// Machines that will be removed need no trust.
 fn refuse_the_untrusted(view: &View<'_>, decision: &mut Decision) {
     let View { desired, seen, .. } = *view;
     for (member, agent) in seen.agents.iter().filter(|(member, _)| desired.wants(member)) {

@@ -1,14 +1,14 @@
-//! What is decided: the steps, and what is waited for or refused. Each concern adds its part.
+//! The result of a decision: the steps, and what is waited for or refused. Each concern adds its part.
 
 use serde::Serialize;
 
 use super::{Action, Precondition, Reason, Step, UnsafeBecause, WaitingFor};
 use crate::model::MemberName;
 
-/// What follows from one look. Settled: nothing to do, nothing to wait for, nothing refused.
+/// The result of one decision. Converged: nothing to do, nothing to wait for, nothing refused.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize)]
 pub struct Decision {
-    /// Steps for one machine are done in this order; different machines in parallel.
+    /// Steps for one machine run in this order; different machines in parallel.
     pub steps: Vec<Step>,
     pub waiting: Vec<WaitingFor>,
     pub blocked: Vec<UnsafeBecause>,
@@ -27,7 +27,7 @@ impl Decision {
         self.steps.push(Step { action, why: Reason::new(why), expects });
     }
 
-    /// Nothing is waited for twice: what the first concern says of it is enough.
+    /// Nothing is listed twice: the first concern's text is enough.
     pub(crate) fn wait(&mut self, waiting: WaitingFor) {
         if !self.waiting.iter().any(|known| known.subject() == waiting.subject()) {
             self.waiting.push(waiting);
@@ -40,23 +40,23 @@ impl Decision {
         }
     }
 
-    /// Whether this member's agent is about to be claimed. What every new machine needs follows at once, without another look: nothing of
-    /// it rests on what the agent may report.
+    /// Whether this member's agent is about to be claimed. Every new machine's next steps follow in the same decision, because they do
+    /// not depend on the agent's reports.
     pub(crate) fn enrols(&self, member: &MemberName) -> bool {
         self.steps.iter().any(|step| matches!(&step.action, Action::Enrol { member: enrolled } if enrolled == member))
     }
 
-    /// Whether it is said already that this member's machine is away because it reboots.
+    /// Whether another entry already says that this member's machine is rebooting.
     pub(crate) fn awaits_reboot(&self, member: &MemberName) -> bool {
         self.waiting.iter().any(|waiting| matches!(waiting, WaitingFor::Reboot { member: of, .. } if of == member))
     }
 
-    /// Whether nothing at all is asked of this member, because of what was refused before.
+    /// Whether an earlier refusal forbids any request to this member.
     pub(crate) fn bars_orders(&self, member: &MemberName) -> bool {
         self.blocked.iter().any(|b| b.member() == Some(member) && b.bars_orders())
     }
 
-    /// Whether an earlier concern has something to do on this member, or refuses it.
+    /// Whether an earlier concern has a step for this member, or refuses one.
     pub(crate) fn has_business_with(&self, member: &MemberName) -> bool {
         self.steps.iter().any(|s| s.action.member() == Some(member) || s.action.about() == Some(member))
             || self.blocked.iter().any(|b| b.member() == Some(member))

@@ -11,7 +11,7 @@ pub(super) fn decide(view: &View<'_>, word: &Destruction, decision: &mut Decisio
     if let Err(because) = view.may_destroy(word) {
         return decision.block(because);
     }
-    // Clients are led nowhere else first, and networks are free to go with the last machine.
+    // Fixtures are removed first, so networks are unused when the last machine is destroyed.
     if fixtures::remove_all(view, decision) {
         return;
     }

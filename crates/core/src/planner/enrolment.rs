@@ -1,11 +1,11 @@
-//! Enrolment: an agent that nobody has claimed yet is given its certificate, once, for one key.
+//! Enrolment: an unclaimed agent gets its certificate, once, for one key.
 
 use jiff::SignedDuration;
 
 use super::{Action, Decision, UnsafeBecause, View, WaitingFor, safety};
 use crate::model::{AgentSeen, Data, DesiredMember, MemberName, Seen};
 
-/// Others are waited for as long as a token has this much time left.
+/// quorate waits for other agents while a token is valid for at least this long.
 const TOGETHER: SignedDuration = SignedDuration::from_mins(30);
 
 pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
@@ -15,9 +15,9 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
             continue;
         }
         match seen.agents.get(member) {
-            // While the provider does not answer, nobody knows where to ask; the plan waits for that already.
+            // While the provider does not answer, the address is unknown; the plan waits for that already.
             None if seen.machines.get().is_none() => {}
-            // Nor where there is no machine yet, or any more.
+            // Nor if there is no machine.
             None if seen.machines.get().is_some_and(|machines| !machines.contains_key(member)) => {}
             None if safety::reboots::is_away(view, member) => {
                 let why = String::from("it has not been asked yet");
@@ -45,8 +45,8 @@ fn unenrolled(view: &View<'_>, decision: &mut Decision, member: &MemberName, wis
     let bound = wish.enrolment.as_ref().and_then(|e| e.bound_key.as_deref());
     let formed = desired.belongs(member);
     let learns = desired.joined(member).is_some_and(|joined| joined.learns);
-    // A cluster has enrolled agents only, so this one is another, and its machine may hold data. One that was to join, and was made
-    // again before it did, holds nothing and has no vote. One that was renewed is ours.
+    // A cluster has only enrolled agents, so this is a different one, and its machine may hold data. A member that was recreated
+    // before it joined has no data and no vote. A renewed machine belongs to the cluster.
     let expected = !formed || learns || wish.renewing == Some(wish.incarnation);
     if bound.is_some_and(|bound| bound != key) || (!expected && bound.is_none()) {
         return decision.block(UnsafeBecause::SecondKey { member: member.clone() });
@@ -78,8 +78,8 @@ fn unenrolled(view: &View<'_>, decision: &mut Decision, member: &MemberName, wis
     );
 }
 
-/// Whether an agent whose machine is on does not answer yet. Machines that are made together come up together, and what the first of them
-/// does meanwhile delays the others; none of them is of use before all are there.
+/// Whether the agent of a running machine does not answer yet. Machines that are created together start together, and the first ones
+/// would delay the others; none is useful before all are there.
 fn somebody_is_awaited(view: &View<'_>) -> bool {
     let View { desired, seen, .. } = *view;
     desired.members.keys().any(|member| matches!(seen.agents.get(member), Some(Seen::Unreachable { .. })))

@@ -1,6 +1,6 @@
-//! Fixtures: what the cluster has besides machines, such as a load balancer and DNS records. They follow the members, and come when nothing
-//! else is to be done in a round, once the cluster is formed: a provider that refuses them keeps no member from being repaired. What follows
-//! is that members leave, which they do once clients are led elsewhere.
+//! Fixtures: what the cluster has besides machines, such as a load balancer and DNS records. They follow the members, and change only when
+//! nothing else is left to do in a round of a bootstrapped cluster, so a provider that refuses them does not prevent repairs. Members leave
+//! after them, when clients are directed elsewhere.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -13,7 +13,7 @@ type Members = BTreeMap<MemberName, IpAddr>;
 
 pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
     let Some(found) = look(view, decision) else { return };
-    // A load balancer is made while the first machines boot: its name is in their certificates from the beginning.
+    // A load balancer is created while the first machines boot: its name is in their certificates from the beginning.
     let is_free = decision.steps.is_empty() || !view.desired.is_formed();
     for wish in &view.desired.fixtures {
         if let Some(Obstacle { what, remedy }) = at(found, &wish.id).and_then(|there| there.obstacle.clone()) {
@@ -27,7 +27,7 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
     }
 }
 
-/// Every one of them goes, before the machines. Says whether there is anything to do or to wait for.
+/// All of them are deleted, before the machines. Returns whether there is anything to do or to wait for.
 pub(super) fn remove_all(view: &View<'_>, decision: &mut Decision) -> bool {
     let Some(found) = look(view, decision) else { return !decision.waiting.is_empty() };
     for id in in_order(found.iter().filter(|there| there.is_ours).map(|there| &there.id)) {
@@ -39,7 +39,7 @@ pub(super) fn remove_all(view: &View<'_>, decision: &mut Decision) -> bool {
     !decision.steps.is_empty()
 }
 
-/// What is there and does not serve yet. Nothing else waits for it.
+/// Existing fixtures that do not serve yet. Nothing else waits for them.
 pub(crate) fn wait_until_they_serve(view: &View<'_>, decision: &mut Decision) {
     let found = view.seen.fixtures.get().into_iter().flatten();
     for there in found.filter(|there| there.is_ours && view.desired.fixtures.iter().any(|wish| wish.id == there.id)) {
@@ -49,7 +49,7 @@ pub(crate) fn wait_until_they_serve(view: &View<'_>, decision: &mut Decision) {
     }
 }
 
-/// None: there is nothing to be seen, or it was not seen.
+/// None: it does not exist, or it was not observed.
 fn look<'a>(view: &View<'a>, decision: &mut Decision) -> Option<&'a [FixtureSeen]> {
     if view.desired.fixtures.is_empty() && view.desired.known_fixtures.is_empty() {
         return None;
@@ -76,7 +76,7 @@ fn keep(view: &View<'_>, found: &[FixtureSeen], wish: &FixtureWish, decision: &m
         return decision.step(Action::DropFixture { fixture: wish.id.clone() }, why);
     }
     if wish.to_balancer {
-        // Its name is known when it is there.
+        // Its name is known when it exists.
         let is_there = found.iter().any(|there| there.id.kind == FixtureKind::LoadBalancer && there.is_ours);
         match there {
             _ if !is_there => {}
@@ -96,7 +96,7 @@ fn keep(view: &View<'_>, found: &[FixtureSeen], wish: &FixtureWish, decision: &m
             decision.step(put(serving.unwrap_or_default(), true), "the spec has a load balancer, but none exists");
         }
         (None, Some(serving)) => decision.step(put(serving, true), "the spec names it, but there is no such record"),
-        // Nobody says who serves: what is there stays as it is.
+        // The serving members are unknown: existing fixtures stay as they are.
         (_, None) => {}
         (Some(there), Some(serving)) => {
             let differs = difference(there, &serving);
@@ -107,7 +107,7 @@ fn keep(view: &View<'_>, found: &[FixtureSeen], wish: &FixtureWish, decision: &m
     }
 }
 
-/// What can only be had by making it again.
+/// Settings that require creating it again.
 fn made_otherwise(wish: &FixtureWish, there: &FixtureSeen) -> Option<String> {
     let differs = |(name, wanted): &(&String, &String)| there.fixed.get(*name).is_some_and(|has| has != *wanted);
     let (name, wanted) = wish.fixed.iter().find(differs)?;
@@ -117,7 +117,7 @@ fn made_otherwise(wish: &FixtureWish, there: &FixtureSeen) -> Option<String> {
     ))
 }
 
-/// Where it leads, compared with where it should.
+/// Its targets compared with the desired ones.
 fn difference(there: &FixtureSeen, serving: &Members) -> Option<String> {
     if there.to_balancer {
         return Some(String::from("it points to a load balancer that the spec no longer has"));
@@ -131,16 +131,16 @@ fn difference(there: &FixtureSeen, serving: &Members) -> Option<String> {
     let surplus: Vec<&IpAddr> = there.leads_to.keys().filter(|address| !wanted.contains(address)).collect();
     match (&missing[..], &surplus[..]) {
         ([], []) => None,
-        ([], surplus) => Some(format!("no member that stays is at {}", list(surplus))),
-        (missing, []) => Some(format!("it does not lead to {} yet", list(missing))),
+        ([], surplus) => Some(format!("no remaining member has {}", list(surplus))),
+        (missing, []) => Some(format!("it does not point to {} yet", list(missing))),
         (missing, surplus) => {
             let (missing, surplus) = (list(missing), list(surplus));
-            Some(format!("it does not lead to {missing} yet, and no member that stays is at {surplus}"))
+            Some(format!("it does not point to {missing} yet, and no remaining member has {surplus}"))
         }
     }
 }
 
-/// What the spec no longer has. A load balancer stays for as long as a name leads to it.
+/// Deletes what the spec no longer has. A load balancer stays while a name points to it.
 fn drop_unwanted(view: &View<'_>, found: &[FixtureSeen], decision: &mut Decision) {
     let is_wanted = |id: &FixtureId| view.desired.fixtures.iter().any(|wish| wish.id == *id);
     let unwanted = found.iter().filter(|there| there.is_ours && !is_wanted(&there.id));
@@ -153,7 +153,7 @@ fn drop_unwanted(view: &View<'_>, found: &[FixtureSeen], decision: &mut Decision
     }
 }
 
-/// What rests on others goes first.
+/// Dependent ones are deleted first.
 fn in_order<'a>(ids: impl Iterator<Item = &'a FixtureId>) -> Vec<&'a FixtureId> {
     let mut ids: Vec<&FixtureId> = ids.collect();
     ids.sort_by(|a, b| b.cmp(a));

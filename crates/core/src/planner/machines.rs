@@ -1,4 +1,4 @@
-//! Machines: every member has one, and it is switched on. Or none is, when the operator wants them off.
+//! Machines: every member has one, and it is switched on; or all are off, if the operator wants that.
 
 use super::{Action, Decision, UnsafeBecause, View, WaitingFor, proxies, safety};
 use crate::model::{AgentSeen, Data, Desired, DesiredMember, MachineSeen, MemberName, PowerState, Seen};
@@ -19,7 +19,7 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
                 },
                 format!("the machine of {member} is recreated and keeps its data and its membership"),
             ),
-            // What became of it is `repair`'s to find out, or the restore's.
+            // `repair`, or the restore, finds out what happened to it.
             None if desired.counts_on(member) || proxies::may_come_back(desired, member, wish) => {}
             None if !may_be_made(view, member, wish) => {}
             None => decision.step(
@@ -30,7 +30,7 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
                 },
             ),
             Some(machine) if !is_ours(desired, machine) => decision.block(foreign(desired, member, machine)),
-            // The next one is made elsewhere, and this one must be destroyed first or count as dead (`repair`).
+            // The next one is created in another place, and this one must be destroyed first or count as dead (`repair`).
             Some(machine) if machine.power == PowerState::Unknown && machine.place != wish.place => {
                 wait_for_its_place(decision, member, machine);
             }
@@ -64,7 +64,7 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
     }
 }
 
-/// Whether its machine went for a renewal, or while one was recorded. Where all data is replaced, nothing waits for it.
+/// Whether its machine was removed for a renewal, or while one was recorded. If all data is being replaced, nothing waits for it.
 fn is_awaited_by_its_data(view: &View<'_>, member: &MemberName, wish: &DesiredMember) -> bool {
     let View { desired, seen, .. } = *view;
     let known = desired.joined(member).filter(|_| desired.counts_on(member));
@@ -74,8 +74,8 @@ fn is_awaited_by_its_data(view: &View<'_>, member: &MemberName, wish: &DesiredMe
     wish.renewing.is_some() && !desired.replaces_data() && address.is_some_and(is_free)
 }
 
-/// In a formed cluster a machine is made for a member that can join: while there is a quorum, and where no former machine holds
-/// the address yet. Where all data is replaced, nobody needs to join.
+/// In a bootstrapped cluster a machine is created for a member that can join: while there is a quorum, and when no former
+/// machine has the address. If all data is being replaced, no member needs to join.
 fn may_be_made(view: &View<'_>, member: &MemberName, wish: &DesiredMember) -> bool {
     let View { desired, seen, .. } = *view;
     if !desired.may_hold_data() {
@@ -88,8 +88,8 @@ fn may_be_made(view: &View<'_>, member: &MemberName, wish: &DesiredMember) -> bo
     free && (desired.replaces_data() || may_join())
 }
 
-/// Removes machines that nobody wants: former ones, and those of members that the spec no longer names. While no client can have
-/// written, at once; in a formed cluster, when they are no members any more.
+/// Removes unwanted machines: former ones, and those of members that the spec no longer names. At once while no client can have
+/// written; otherwise when they are no longer members.
 pub(crate) fn remove_leftover(view: &View<'_>, decision: &mut Decision) {
     let View { desired, seen, .. } = *view;
     let Some(machines) = seen.machines.get() else { return };
@@ -115,7 +115,7 @@ pub(crate) fn remove_leftover(view: &View<'_>, decision: &mut Decision) {
     }
 }
 
-/// It goes once it is seen that it holds nothing of a cluster that the ledger does not know.
+/// It is destroyed once it is known to hold no data of an unknown cluster.
 fn remove_unformed(view: &View<'_>, decision: &mut Decision, member: &MemberName, machine: &MachineSeen) {
     let View { desired, seen, .. } = *view;
     let refused = seen.facts(member).and_then(|facts| {
@@ -150,7 +150,7 @@ fn remove_unformed(view: &View<'_>, decision: &mut Decision, member: &MemberName
     }
 }
 
-/// Stops every machine of ours on which something runs.
+/// Stops every machine of this cluster on which something runs.
 pub(crate) fn switch_off(view: &View<'_>, decision: &mut Decision) {
     let View { desired, seen, .. } = *view;
     let machines = match &seen.machines {
@@ -174,7 +174,7 @@ fn wait_until_off(decision: &mut Decision, member: &MemberName) {
     decision.wait(WaitingFor::MachineOff { member: member.clone() });
 }
 
-/// Nothing can be done to a machine that its provider cannot be asked about.
+/// A machine whose provider does not answer cannot be changed.
 pub(super) fn wait_for_its_place(decision: &mut Decision, member: &MemberName, machine: &MachineSeen) {
     let place = machine.place.as_deref().unwrap_or("its place");
     decision

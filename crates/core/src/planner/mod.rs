@@ -1,7 +1,7 @@
-//! The planner: a pure function from what is desired and what was seen to the next safe steps.
+//! The planner: a pure function from the desired state and an observation to the next safe steps.
 //!
-//! One file per concern; each is handed the same `View`. Rules about safety live in `safety` and nowhere else; `simulate` runs the same function
-//! against an imagined world, which is what `plan` shows and what the model check explores.
+//! One file per concern; each gets the same `View`. Safety rules are in `safety` and nowhere else. `simulate` runs the same function
+//! against a simulated cluster, which `plan` shows and the model check explores.
 
 mod action;
 mod agents;

@@ -1,4 +1,4 @@
-//! A plan: `decide` run against the simulated world until it settles, so what is shown is what will be done.
+//! A plan: `decide` run against the simulated cluster until nothing is left to do, so a plan shows what `apply` will do.
 
 use serde::Serialize;
 
@@ -8,27 +8,27 @@ use crate::desire::{Configs, Wish};
 use crate::model::{Ledger, Observation};
 use crate::spec::Change;
 
-/// More rounds than any plan needs: a plan that has not settled by then never will, and that is a bug.
+/// More rounds than any plan needs: a plan that has not converged by then never will, which is a bug.
 const MOST_ROUNDS: usize = 200;
 
-/// Ends the token of a formation that is only imagined.
+/// The suffix of a simulated bootstrap token.
 const IMAGINED: &str = "…";
 
-/// All steps from what was seen to a settled cluster, and what remains refused or waited for in the end.
+/// All steps from the observation to convergence, and what remains refused or waited for.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Plan {
     pub steps: Vec<Step>,
-    /// Settings that differ from what was carried out before.
+    /// Settings that differ from those carried out before.
     pub changes: Vec<Change>,
-    /// For each step, how strong the cluster is while it runs.
+    /// The cluster's fault tolerance during each step.
     pub strengths: Vec<Option<Strength>>,
     pub end: Decision,
-    /// What should be known before.
+    /// Remarks for the operator.
     pub remarks: Vec<Remark>,
 }
 
-/// Runs `decide` against an imagined world that begins as the real one was seen. To render node configs is most of the work of a plan,
-/// so those that the caller has are used as long as they are current.
+/// Runs `decide` against a simulated cluster that begins like the observed one. Rendering configurations is most of a plan's work, so
+/// the caller's are used while they are current.
 pub fn plan(wish: Wish<'_>, mut configs: Configs, ledger: &Ledger, seen: &Observation) -> Plan {
     let mut world = World::imagine(ledger.clone(), seen.clone());
     let (mut steps, mut strengths) = (Vec::new(), Vec::new());

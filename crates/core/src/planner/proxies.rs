@@ -1,17 +1,17 @@
-//! Proxies: machines of a cluster that are no members and only lead clients to them. They are created, enrolled, configured and repaired
-//! as members' machines are (`machines`, `enrolment`, `config`, `repair`). What is decided of them alone is here: in which order they change.
+//! Proxies: machines of a cluster that are not members and only forward clients to members. They are created, enrolled, configured and
+//! repaired like members' machines (`machines`, `enrolment`, `config`, `repair`). This file decides only the order in which they change.
 
 use super::machines::{is_ours, wait_for_its_place};
 use super::{Action, Decision, UnsafeBecause, View, WaitingFor, safety};
 use crate::model::{Data, Desired, DesiredMember, MemberName, PowerState};
 
-/// Whether a proxy had a machine that may only be away. In a cluster that nobody uses yet, nobody misses it.
+/// Whether a proxy had a machine that may only be unreachable. In an unused cluster, no client misses it.
 pub(super) fn may_come_back(desired: &Desired, name: &MemberName, wish: &DesiredMember) -> bool {
     let is_claimed = wish.enrolment.as_ref().is_some_and(|enrolment| enrolment.bound_key.is_some());
     desired.proxies.contains_key(name) && is_claimed && desired.may_hold_data()
 }
 
-/// Whether a proxy that has a configuration must wait for its next one: while clients wait in one, and while another takes its own up.
+/// Whether a configured proxy must wait for its next configuration: while clients wait in one, and while another applies its own.
 pub(super) fn config_must_wait(view: &View<'_>, decision: &mut Decision, name: &MemberName) -> bool {
     let View { desired, seen, .. } = *view;
     let in_place = seen.facts(name).and_then(|facts| facts.node_config.as_ref());
@@ -47,8 +47,8 @@ fn wait_for_clients(view: &View<'_>, decision: &mut Decision) -> bool {
     true
 }
 
-/// Proxies that do not serve are waited for. When nothing else is to be done, machines that nobody wants are removed, and those that
-/// should be made from something else are exchanged, one at a time.
+/// Waits for proxies that do not serve. When nothing else is left to do, unwanted machines are removed, and outdated ones are
+/// replaced, one at a time.
 pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
     let View { desired, seen, .. } = *view;
     if desired.proxies.is_empty() && desired.known_proxies.is_empty() {
@@ -70,7 +70,7 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
     }
 }
 
-/// A machine that serves has its successor next to it before it goes, unless that needs its address.
+/// A serving machine is removed only when its successor runs, unless that needs its address.
 fn exchange(view: &View<'_>, decision: &mut Decision) {
     let another =
         view.desired.proxies.iter().filter_map(|(proxy, wish)| Some((proxy, wish, difference(view, proxy, wish)?)));
@@ -80,7 +80,7 @@ fn exchange(view: &View<'_>, decision: &mut Decision) {
     disturb(view, decision, proxy, (action, why));
 }
 
-/// Why a proxy should have another machine.
+/// Why a proxy needs another machine.
 fn difference(view: &View<'_>, proxy: &MemberName, wish: &DesiredMember) -> Option<String> {
     let View { desired, seen, .. } = *view;
     let machine = seen.machines.get()?.get(proxy)?;
@@ -96,7 +96,7 @@ fn difference(view: &View<'_>, proxy: &MemberName, wish: &DesiredMember) -> Opti
     Some(format!("{proxy}'s machine {difference}"))
 }
 
-/// Does this to a proxy if the rules allow it now.
+/// Carries this out on a proxy if the rules allow it now.
 pub(super) fn disturb(view: &View<'_>, decision: &mut Decision, proxy: &MemberName, (action, why): (Action, String)) {
     if wait_for_clients(view, decision) {
         return;

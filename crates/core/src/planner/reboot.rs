@@ -1,5 +1,5 @@
-//! Reboots that the operator requested: one machine after another, under the rules of a restart. To what runs there a reboot is one. The
-//! next machine is not touched before the one before it is back and healthy.
+//! Reboots that the operator requested: one machine at a time, under the rules of a restart. The next machine waits until the previous
+//! one is back and healthy.
 
 use super::safety::reboots::{self, Progress};
 use super::{Action, Decision, UnsafeBecause, View, WaitingFor, proxies};
@@ -10,7 +10,7 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
     if !desired.is_formed() || !decision.steps.is_empty() {
         return;
     }
-    // A machine that is away is waited for, or refused, by `repair`; meanwhile the others may not be disturbed.
+    // `repair` waits for an unreachable machine, or refuses; meanwhile the others may not be disturbed.
     let open = desired.machines().filter_map(|(member, wish)| {
         let (reboot, facts) = (wish.reboot.as_ref()?, seen.facts(member)?);
         Some((member, reboot, facts, reboots::progress(reboot, facts, desired.fence, view.is_well(member))))
@@ -59,7 +59,7 @@ fn why(reboot: &Reboot) -> String {
 }
 
 fn wait(decision: &mut Decision, member: &MemberName, why: &str) {
-    // What its member lacks may be said already.
+    // Another entry may already say what its member lacks.
     if !decision.waiting.iter().any(|waiting| waiting.member() == Some(member)) {
         decision.wait(WaitingFor::Reboot { member: member.clone(), why: why.to_owned(), upgrading: None });
     }

@@ -1,4 +1,4 @@
-//! What an operator should know before the steps of a plan are done: how machines will run, and whom their firewall would keep out.
+//! What an operator should know before a plan is carried out: how machines will run, and which clients their firewall would block.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -19,32 +19,32 @@ pub struct Remark {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RemarkKind {
-    /// How machines that are made will run.
+    /// How new machines will run.
     Machines,
-    /// Whom the firewall would keep out.
+    /// Addresses that the firewall would block.
     CutOff,
-    /// That members run different versions when the steps are done.
+    /// Different versions of members after the plan.
     Versions,
-    /// Which agents are older than what is asked of them.
+    /// Agents that are too old for the requested settings.
     Agents,
-    /// Which machines the provider cannot be asked about.
+    /// Machines whose provider does not answer.
     Places,
-    /// Whose file holds another password than the one in force.
+    /// Users whose file has a different password than the one in force.
     Passwords,
 }
 
-/// What surrounds the cluster and only the controller knows.
+/// Facts about the surroundings that only the controller knows.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Surroundings {
-    /// With which address of this host it comes to each member, where a way leads there.
+    /// The address of this host from which it connects to each member, if there is a route.
     pub comes_from: BTreeMap<MemberName, IpAddr>,
     /// How the provider would run machines, in words.
     pub machines: Option<String>,
-    /// Users of PostgreSQL whose file holds another password than the one in force.
+    /// Users of PostgreSQL whose file has a different password than the one in force.
     pub other_passwords: Vec<String>,
 }
 
-/// What the steps call for.
+/// Remarks on the steps.
 pub fn remarks(spec: &ClusterSpec, steps: &[Step], seen: &Observation, around: &Surroundings) -> Vec<Remark> {
     let mut remarks = Vec::new();
     if steps.iter().any(|step| matches!(step.action, Action::CreateMachine { .. })) {
@@ -76,7 +76,7 @@ fn other_passwords(spec: &ClusterSpec, around: &Surroundings) -> Option<String> 
     })
 }
 
-/// Nothing can be done to such machines, though their agents may answer.
+/// Such machines cannot be changed, although their agents may answer.
 fn out_of_reach(seen: &Observation) -> impl Iterator<Item = String> {
     let machines = seen.machines.get().into_iter().flatten();
     let hidden = machines.filter(|(_, machine)| machine.power == PowerState::Unknown);
@@ -92,7 +92,7 @@ fn out_of_reach(seen: &Observation) -> impl Iterator<Item = String> {
     })
 }
 
-/// A machine that is made starts with the version of the spec, also where the others may not go there.
+/// A new machine starts with the version of the spec, even if the others cannot change to it.
 fn versions(spec: &ClusterSpec, steps: &[Step], seen: &Observation) -> Option<String> {
     let wanted = spec.etcd.version.to_string();
     let is_made = |member: &MemberName| {
@@ -119,7 +119,7 @@ fn versions(spec: &ClusterSpec, steps: &[Step], seen: &Observation) -> Option<St
     })
 }
 
-/// Agents that cannot be started again with this program, and make no key for peers.
+/// Agents that cannot be restarted with this program, and create no key for peers.
 fn older_agents(seen: &Observation) -> Option<String> {
     let outdated = |m: &MemberName| seen.machines.get().and_then(|all| all.get(m)).is_some_and(|m| m.outdated);
     let older = |m: &&MemberName| {
@@ -153,7 +153,7 @@ fn cut_off(spec: &ClusterSpec, seen: &Observation, around: &Surroundings) -> Vec
     told
 }
 
-/// Members that are reached over a serial port need no way for the controller.
+/// Members that are reached over a serial port need no route for the controller.
 fn controller(spec: &ClusterSpec, ranges: &[AddressRange], around: &Surroundings) -> Vec<String> {
     let by_network = |member: &&MemberSpec| spec.provider.settings().reaches_by_network(member);
     let members = spec.members.iter().filter(by_network).map(|member| MemberName::from(member.name.as_str()));
@@ -182,7 +182,7 @@ fn clients_here(spec: &ClusterSpec, ranges: &[AddressRange], around: &Surroundin
     outside(ranges, members).into_iter().map(tell).collect()
 }
 
-/// Connections that stand are not cut; the next ones are refused.
+/// Existing connections are not cut; the next ones are refused.
 fn clients_now(ranges: &[AddressRange], seen: &Observation) -> Vec<String> {
     let connected = seen.agents.keys().flat_map(|member| {
         let clients = seen.facts(member).into_iter().flat_map(|facts| facts.host.clients.iter());
@@ -198,7 +198,7 @@ fn clients_now(ranges: &[AddressRange], seen: &Observation) -> Vec<String> {
     outside(ranges, connected).into_iter().map(tell).collect()
 }
 
-/// Who is in none of the ranges, and with which members each has to do.
+/// Addresses outside of all ranges, with the members that they connect to.
 fn outside(
     ranges: &[AddressRange],
     all: impl Iterator<Item = (IpAddr, MemberName)>,

@@ -1,5 +1,5 @@
-//! What the ledger keeps of a step: some of it before the step is done, some after. Pure, so that the simulated world
-//! and the real controller remember alike.
+//! What the ledger records of a step, before and after it. Pure, so the simulated cluster and the real controller
+//! record the same.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -12,7 +12,7 @@ use crate::model::{
     RebootOrder, Seen, TrustPlane,
 };
 
-/// For a machine that was last found unreachable longer ago than this, the time starts again.
+/// If a machine was last found unreachable longer ago than this, the time starts again.
 const LONGEST_GAP: SignedDuration = SignedDuration::from_hours(1);
 const WORTH_A_WRITE: SignedDuration = SignedDuration::from_secs(5);
 
@@ -26,7 +26,7 @@ pub fn before(ledger: &mut Ledger, desired: &Desired, action: &Action, now: Time
             has < *incarnation && raise_incarnation(ledger, member)
         }
         Action::RecordRenewal { member, incarnation } => renew(ledger, member, *incarnation),
-        // From here on it is not seen because it starts, or because it should not be.
+        // From here on it is unreachable because it is starting, or because it should be off.
         Action::StartMachine { member } | Action::StopMachine { member } => match ledger.members.get_mut(member) {
             Some(record) if record.unseen_since.is_some() => {
                 (record.unseen_since, record.unseen_at) = (None, None);
@@ -67,7 +67,7 @@ pub fn before(ledger: &mut Ledger, desired: &Desired, action: &Action, now: Time
             record.digest.clone_from(&wish.digest);
             changed
         }
-        // Wherever it is interrupted, the next run knows where to look.
+        // After any interruption, the next run knows where to look.
         Action::PutFixture { fixture, .. } => {
             let is_new = !ledger.fixtures.0.contains_key(fixture);
             ledger.fixtures.0.entry(fixture.clone()).or_default();
@@ -92,7 +92,7 @@ pub fn before(ledger: &mut Ledger, desired: &Desired, action: &Action, now: Time
     }
 }
 
-/// Writes what only holds once the step is done. Says whether the ledger changed.
+/// Records what is true only after the step. Returns whether the ledger changed.
 pub fn after(ledger: &mut Ledger, desired: &Desired, action: &Action, now: Timestamp) -> bool {
     let of_kind = ledger.record_after(desired, action, now);
     match action {
@@ -114,8 +114,8 @@ pub fn after(ledger: &mut Ledger, desired: &Desired, action: &Action, now: Times
     }
 }
 
-/// Notes what a look shows and must not be forgotten: since when a machine is not seen, how far revisions went, and which version
-/// all members run. Says whether the ledger changed.
+/// Records what an observation shows: since when a machine is unreachable, the highest revision, and which version all members
+/// run. Returns whether the ledger changed.
 pub fn sighting(ledger: &mut Ledger, desired: &Desired, seen: &Observation) -> bool {
     let noted = |l: &Ledger| (l.members.clone(), l.etcd.clone(), l.postgres.clone(), l.fixtures.clone());
     let before = noted(ledger);
@@ -131,7 +131,7 @@ pub fn sighting(ledger: &mut Ledger, desired: &Desired, seen: &Observation) -> b
     before != noted(ledger)
 }
 
-/// Nothing is left to do or to wait for: what the operator requested is done, or was refused. A recovery or a restore that has begun is
+/// Nothing is left to do or to wait for: the operator's requests are done, or were refused. A recovery or a restore that has begun is
 /// neither, and continues.
 pub fn answered(ledger: &mut Ledger) {
     (ledger.downtime, ledger.without_grace) = (None, None);
@@ -139,7 +139,7 @@ pub fn answered(ledger: &mut Ledger) {
     ledger.close_requests_of_kind();
 }
 
-/// The member keeps its data and gets another machine. The one it has is removed for that.
+/// The member keeps its data and gets another machine. The current one is removed for that.
 pub fn renew(ledger: &mut Ledger, member: &MemberName, incarnation: u64) -> bool {
     let record = ledger.members.entry(member.clone()).or_default();
     let begins = record.incarnation.max(1) < incarnation && record.renewing != Some(incarnation);
@@ -149,8 +149,8 @@ pub fn renew(ledger: &mut Ledger, member: &MemberName, incarnation: u64) -> bool
     begins
 }
 
-/// A member whose new machine is there, and what that machine's agent reports. An agent that was seen before the present machine was claimed
-/// is that of one before it.
+/// A member whose new machine exists, and its agent's report. An agent that was seen before the current machine was claimed belongs to a
+/// previous one.
 pub(crate) fn renewed<'a>(
     record: &'a mut MemberRecord,
     member: &MemberName,
@@ -163,7 +163,7 @@ pub(crate) fn renewed<'a>(
     (record.renewing == Some(record.incarnation) && is_claimed && is_it).then_some((record, facts))
 }
 
-/// Where machines are. They may have been made before the ledger knew of places, or be reached by another name now.
+/// The places of machines. They may have been created before the ledger recorded places, or have another name now.
 fn note_places(ledger: &mut Ledger, seen: &Observation) {
     let Ledger { members, places, cluster_id, .. } = ledger;
     for (member, record) in members {
@@ -177,7 +177,7 @@ fn note_places(ledger: &mut Ledger, seen: &Observation) {
     }
 }
 
-/// Where proxies are: members let them in, and clients that come through them verify that address.
+/// The addresses of proxies: members accept them, and clients that connect through them verify that address.
 pub(crate) fn note_proxies<'a>(
     ledger: &mut Ledger,
     machines: impl Iterator<Item = (&'a MemberName, &'a MachineSeen)> + Clone,
@@ -194,7 +194,7 @@ pub(crate) fn note_proxies<'a>(
     }
 }
 
-/// Names that fixtures got when they were made: clients verify them.
+/// Names that fixtures got when they were created: clients verify them.
 pub(crate) fn note_fixtures<'a>(ledger: &mut Ledger, seen: impl Iterator<Item = &'a FixtureSeen>) {
     for fixture in seen.filter(|fixture| fixture.is_ours) {
         if let Some(record) = ledger.fixtures.0.get_mut(&fixture.id).filter(|_| !fixture.names.is_empty()) {
@@ -203,7 +203,8 @@ pub(crate) fn note_fixtures<'a>(ledger: &mut Ledger, seen: impl Iterator<Item = 
     }
 }
 
-/// How long a machine is unseen counts from the first look of a row without long gaps: in one, it may have come and gone.
+/// The time that a machine is unreachable counts from the first of consecutive observations without long gaps: during a gap, it may have
+/// come and gone.
 fn note_absence(record: &mut MemberRecord, is_seen: bool, grace: Option<SignedDuration>, now: Timestamp) {
     if is_seen {
         (record.unseen_since, record.unseen_at) = (None, None);
@@ -218,7 +219,7 @@ fn note_absence(record: &mut MemberRecord, is_seen: bool, grace: Option<SignedDu
     }
 }
 
-/// The member gets another machine. The one it has is a former one from now on, and a member for as long as the cluster lists it.
+/// The member gets another machine. The current one is a former one from now on, and a member until the cluster no longer lists it.
 pub fn raise_incarnation(ledger: &mut Ledger, member: &MemberName) -> bool {
     let record = ledger.members.entry(member.clone()).or_default();
     let had = record.incarnation.max(1);
@@ -227,8 +228,8 @@ pub fn raise_incarnation(ledger: &mut Ledger, member: &MemberName) -> bool {
     true
 }
 
-/// Lets an older ledger continue, because the operator confirmed it: its numbers become at least those that the agents remember. What
-/// an agent holds is noted as it is, so only other content is sent again, under a higher number.
+/// Lets an older ledger continue, because the operator confirmed it: its numbers become at least those that the agents remember. The
+/// content that agents hold is recorded as it is, so only different content is sent again, under a higher number.
 pub fn resume_above(ledger: &mut Ledger, seen: &Observation) {
     let fences = seen.agents.keys().filter_map(|m| Some(seen.facts(m)?.fence));
     ledger.fence = fences.fold(ledger.fence, u64::max);

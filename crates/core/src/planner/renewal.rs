@@ -1,13 +1,13 @@
-//! Renewal: a member gets another machine and keeps its data and its membership. To the others that is a restart. The ledger says so before
-//! the machine is destroyed, so a later run knows why it is missing and creates the next one. Where the data cannot stay, the member is replaced
-//! (`repair`, `membership`).
+//! Renewal: a member gets a new machine and keeps its data and its membership. The other members see a restart. The ledger records it
+//! before the machine is destroyed, so a later run knows why the machine is missing and creates the next one. If the data cannot stay, the
+//! member is replaced (`repair`, `membership`).
 
 use super::machines::is_ours;
 use super::voters::Voters;
 use super::{Action, Decision, UnsafeBecause, View, WaitingFor};
 use crate::model::{Data, DesiredMember, MachineSeen, MemberName, Observation, PowerState};
 
-/// Takes the next machine away whose renewal is recorded; where none is, records the next that is to be another one.
+/// Removes the next machine with a recorded renewal; if there is none, records the next renewal.
 pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
     let View { desired, seen, .. } = *view;
     if !desired.is_formed() || !decision.steps.is_empty() || !view.may_exchange_machines() {
@@ -30,12 +30,12 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
     }
 }
 
-/// Whether the machine that it has is to go, and still can without its data.
+/// Whether its current machine should be removed, and its data is not needed for that.
 pub(super) fn is_recorded(seen: &Observation, member: &MemberName, wish: &DesiredMember) -> bool {
     wish.renewing.is_some_and(|to| to > wish.incarnation) && keeps_data(seen, member, wish)
 }
 
-/// Whether the machine that a member has, and the one that it gets, share their data.
+/// Whether the current machine of a member and its next one share their data.
 pub(super) fn keeps_data(seen: &Observation, member: &MemberName, wish: &DesiredMember) -> bool {
     let had = seen.machines.get().and_then(|machines| machines.get(member));
     wish.data.is_some() && had.is_none_or(|machine| machine.data == wish.data)
@@ -57,7 +57,7 @@ fn in_turn<'a>(
     all
 }
 
-/// What this machine lacks may be on the next one.
+/// The next machine may have what this one lacks.
 fn is_barred(decision: &Decision, member: &MemberName) -> bool {
     let about = |b: &&UnsafeBecause| b.member() == Some(member);
     decision
@@ -67,7 +67,7 @@ fn is_barred(decision: &Decision, member: &MemberName) -> bool {
         .any(|b| !matches!(b, UnsafeBecause::WrongBinary { .. } | UnsafeBecause::NotReady { .. }))
 }
 
-/// The machine goes, and its data stays. Its successor is made when it is gone (`machines`).
+/// The machine is removed, and its data stays. Its successor is created afterwards (`machines`).
 fn let_go(view: &View<'_>, decision: &mut Decision, member: &MemberName, why: &str) {
     if let Err(because) = view.may_renew(member) {
         return refuse(view, decision, member, because);
@@ -79,7 +79,7 @@ fn let_go(view: &View<'_>, decision: &mut Decision, member: &MemberName, why: &s
     decision.step(Action::DestroyMachine { member: member.clone(), data: Data::Stays }, why);
 }
 
-/// Writes down that this member's machine is to be another one, if it could go now.
+/// Records that this member gets another machine, if the current one could be removed now.
 fn record(view: &View<'_>, decision: &mut Decision, member: &MemberName, why: &str) {
     let View { desired, seen, .. } = *view;
     let wish = &desired.members[member];
@@ -93,7 +93,7 @@ fn record(view: &View<'_>, decision: &mut Decision, member: &MemberName, why: &s
             Err(because) => refuse(view, decision, member, because),
         };
     }
-    // It is replaced, which takes longer: nothing else may be under way then, nor the replacement before it.
+    // It is replaced, which takes longer: nothing else may be in progress then, including an earlier replacement.
     let nobody_leaves = seen.machines.get().is_some_and(|all| all.keys().all(|m| desired.wants(m)));
     let quiet = nobody_leaves && decision.waiting.is_empty() && decision.blocked.is_empty();
     let Some(may) = view.may_replace(member).filter(|_| quiet) else { return };
@@ -109,7 +109,7 @@ fn record(view: &View<'_>, decision: &mut Decision, member: &MemberName, why: &s
     }
 }
 
-/// Who is on the way back needs time, not the operator.
+/// A member that is starting needs time, not the operator.
 fn refuse(view: &View<'_>, decision: &mut Decision, member: &MemberName, because: UnsafeBecause) {
     match because {
         UnsafeBecause::Quorum { .. } if !decision.waiting.is_empty() => {

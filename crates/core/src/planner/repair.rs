@@ -1,4 +1,4 @@
-//! Repair: a member whose machine or data is lost permanently gets a new machine. Only the decision is here; the old one leaves
+//! Repair: a member whose machine or data is permanently lost gets a new machine. Only the decision is here; the old one leaves
 //! and the new one joins like any other (`membership`).
 
 use jiff::SignedDuration;
@@ -11,7 +11,7 @@ use crate::model::{DesiredMember, MachineSeen, MemberName, Observation, PowerSta
 pub(crate) enum Loss {
     /// For certain.
     Known(String),
-    /// It is not seen, which may end.
+    /// It is unreachable, which may be temporary.
     Unseen(String),
 }
 
@@ -21,7 +21,7 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
         return;
     }
     for (member, wish) in desired.machines() {
-        // What happens to one that does not count yet depends on the waiting time alone.
+        // A member that does not count yet is judged by the waiting time only.
         if view.learns(member) || decision.has_business_with(member) {
             continue;
         }
@@ -40,7 +40,7 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
         match loss(view, member, wish) {
             None => {}
             Some(Loss::Known(why)) => replace(view, decision, member, &why),
-            // It is about to go in any case (`renewal`).
+            // It is about to be removed anyway (`renewal`).
             Some(Loss::Unseen(_)) if renewal::is_recorded(seen, member, wish) => {}
             Some(Loss::Unseen(why)) if safety::reboots::is_away(view, member) => {
                 decision.wait(WaitingFor::Reboot { member: member.clone(), why, upgrading: None });
@@ -48,7 +48,7 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
             Some(Loss::Unseen(why)) if is_booting(view, member, wish) => {
                 decision.wait(WaitingFor::Agent { member: member.clone(), why });
             }
-            // Its next machine could not be made either: it is where this one is.
+            // Its next machine could not be created either: it would be in the same place.
             Some(Loss::Unseen(why)) if is_out_of_reach(seen, member, wish) => {
                 decision.wait(WaitingFor::Agent { member: member.clone(), why });
             }
@@ -64,7 +64,7 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
     }
 }
 
-/// The data of all is replaced, so a member whose machine is lost simply gets another.
+/// All data is being replaced, so a member whose machine is lost simply gets another.
 pub(crate) fn give_up_the_lost(view: &View<'_>, decision: &mut Decision) {
     let View { desired, seen, .. } = *view;
     let Some(machines) = seen.machines.get() else { return };
@@ -73,7 +73,7 @@ pub(crate) fn give_up_the_lost(view: &View<'_>, decision: &mut Decision) {
             continue;
         }
         let Some(machine) = machines.get(member) else {
-            // A former machine would be taken for its successor, should it come back under the same number.
+            // A former machine that returns under the same number would be mistaken for its successor.
             if desired.counts_on(member) {
                 replace_freely(decision, member, wish, format!("the machine of {member} is missing"));
             } else if let Some((by, address)) = holder_of_its_address(seen, wish) {
@@ -89,7 +89,7 @@ pub(crate) fn give_up_the_lost(view: &View<'_>, decision: &mut Decision) {
             continue;
         }
         let Some(Seen::Unreachable { why, .. }) = seen.agents.get(member) else { continue };
-        // One that is still coming up has nothing to lose, and only the grace time distinguishes it from a dead one.
+        // A machine that is still starting has nothing to lose, and only the grace time distinguishes it from a dead one.
         let claimed = wish.enrolment.as_ref().is_some_and(|e| e.bound_key.is_some());
         if !claimed && desired.grace.is_none() {
             continue;
@@ -114,7 +114,7 @@ fn replace_freely(decision: &mut Decision, member: &MemberName, wish: &DesiredMe
     decision.step(action, format!("{why}; the data of all members is replaced, so nothing is lost"));
 }
 
-/// Gives the member another machine, if the others can do without the one it had.
+/// Gives the member another machine, if the others can continue without the current one.
 fn replace(view: &View<'_>, decision: &mut Decision, member: &MemberName, why: &str) {
     let desired = view.desired;
     if let Some(proxy) = desired.proxies.get(member) {
@@ -127,8 +127,8 @@ fn replace(view: &View<'_>, decision: &mut Decision, member: &MemberName, why: &
     }
 }
 
-/// Gives the member another machine with the data of the one that is lost. If that data is not there, the member is lost like any
-/// other. Where there is no machine at all, a new one takes nothing from anybody.
+/// Gives the member another machine with the data of the lost one. If that data is missing, the member is lost like any other. If
+/// there is no machine at all, a new one changes nothing for others.
 fn renew(view: &View<'_>, decision: &mut Decision, member: &MemberName, why: &str) {
     let View { desired, seen, .. } = *view;
     let is_there = seen.machines.get().is_some_and(|machines| machines.contains_key(member));
@@ -163,7 +163,7 @@ fn loss(view: &View<'_>, member: &MemberName, wish: &DesiredMember) -> Option<Lo
         let what = format!("the machine of {member} does not answer: {why}");
         return Some(Loss::Unseen(what));
     };
-    // One that serves is exchanged in its turn (`proxies`).
+    // A serving one is replaced in its turn (`proxies`).
     if is_proxy {
         return None;
     }
@@ -175,13 +175,13 @@ fn loss(view: &View<'_>, member: &MemberName, wish: &DesiredMember) -> Option<Lo
     view.loss(member, facts)
 }
 
-/// Whether the provider cannot be asked about its machine, nor make another one.
+/// Whether the provider does not answer about its machine, and cannot create another one.
 fn is_out_of_reach(seen: &Observation, member: &MemberName, wish: &DesiredMember) -> bool {
     let machine = seen.machines.get().and_then(|machines| machines.get(member));
     machine.is_some_and(|machine| machine.power == PowerState::Unknown && machine.place == wish.place)
 }
 
-/// A new machine that has not had the time to come up: its agent was never heard of.
+/// A new machine that may still be starting: its agent never answered.
 fn is_booting(view: &View<'_>, member: &MemberName, wish: &DesiredMember) -> bool {
     let View { desired, seen, .. } = *view;
     let is_on = seen.machines.get().and_then(|m| m.get(member)).is_some_and(MachineSeen::is_up);
@@ -190,9 +190,9 @@ fn is_booting(view: &View<'_>, member: &MemberName, wish: &DesiredMember) -> boo
     is_on && is_new && unseen < desired.boots_within
 }
 
-/// A machine that was to join and has been unreachable for too long. It is no member, so nothing is lost with it; but only the time
-/// distinguishes it from one that is still coming up, whatever the operator said about members. If that time were too short, each
-/// would be replaced by the next, without end.
+/// A machine that was about to join and has been unreachable for too long. It is not a member, so nothing is lost with it. Only
+/// time distinguishes it from one that is still starting, whatever the operator said about members. If that time were too short,
+/// each would be replaced by the next, without end.
 fn never_came(view: &View<'_>, member: &MemberName, wish: &DesiredMember) -> Option<String> {
     let View { desired, seen, .. } = *view;
     if desired.belongs(member) || proxies::may_come_back(desired, member, wish) {

@@ -1,7 +1,7 @@
-//! Revocation: the certificates of users and machines that are gone are refused from then on. It comes last, when nothing else
-//! is to be done, because it cannot be undone: a serial number never leaves the list.
+//! Revocation of the certificates of removed users and machines. It comes last, when nothing else is left to do, because it
+//! cannot be undone: a serial number never leaves the list.
 //!
-//! What follows from it, the new list on every machine, is the affair of `config`. etcd reads it at each connection.
+//! `config` brings the new list to every machine. etcd reads it at each connection.
 
 use super::{Action, Decision, View, safety};
 
@@ -10,7 +10,7 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
     if !decision.steps.is_empty() {
         return;
     }
-    // A name may be misspelt in the spec: a run that is refused, or waits for something, revokes nobody's certificates.
+    // A name may be misspelt in the spec: a run that is refused, or waits for something, revokes no certificates.
     let is_calm = decision.waiting.is_empty() && decision.blocked.is_empty();
     for (user, number) in desired.revocable.users.iter().filter(|_| is_calm) {
         let why = format!(

@@ -15,7 +15,7 @@ pub struct Step {
     pub expects: Precondition,
 }
 
-/// Why a step is taken, in words for the operator.
+/// The reason of a step, for the operator.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Reason(String);
@@ -32,7 +32,7 @@ impl fmt::Display for Reason {
     }
 }
 
-/// What must still be so when the step is done; the agent checks it again.
+/// The condition that must still hold when the step runs; the agent checks it again.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Precondition {
@@ -40,6 +40,6 @@ pub enum Precondition {
     Data(DataSeen),
     /// etcd's own list of members.
     Membership(Membership),
-    /// The member is not the primary: Patroni may have promoted it since it was looked at.
+    /// The member is not the primary: Patroni may have promoted it since the observation.
     Replica,
 }

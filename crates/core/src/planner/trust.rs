@@ -1,6 +1,5 @@
-//! Trust: which CA signs for peers, and which are trusted. A change of it continues when nothing else is to be done, one
-//! entry in the ledger at a time; what follows from each entry, new leaves and restarts, is the affair of `certificates`
-//! and `config`.
+//! Trust: which CA signs for peers, and which CAs are trusted. A change continues when nothing else is left to do, one
+//! ledger entry at a time; `certificates` and `config` then renew leaf certificates and restart members.
 //!
 //! A cluster that was created before peers had a separate CA gets one here.
 
@@ -20,7 +19,7 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
     }
 }
 
-/// Peers share the CA of clients. They get their own when every agent can make a key for it: an older one cannot.
+/// Peers share the CA of clients. They get a separate one when every agent can create a key for it: an older one cannot.
 fn separate(view: &View<'_>, decision: &mut Decision) {
     let View { desired, seen, .. } = *view;
     let Some(machines) = seen.machines.get() else { return };

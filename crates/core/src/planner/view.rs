@@ -1,4 +1,5 @@
-//! What one decision rests on. It is derived once from the wish and the observation, and every concern and every rule is handed the same.
+//! The view that one decision uses. It is derived once from the desired state and the observation; every concern and every rule gets the
+//! same one.
 
 use crate::kinds::etcd::cluster::Cluster;
 use crate::model::{Desired, Observation};
@@ -7,7 +8,7 @@ use crate::model::{Desired, Observation};
 pub struct View<'a> {
     pub desired: &'a Desired,
     pub seen: &'a Observation,
-    /// The members as etcd itself lists them. `None` while no voter was seen to have a quorum behind it.
+    /// The members as etcd itself lists them. `None` if no observed voter has a quorum.
     cluster: Option<Cluster<'a>>,
 }
 

@@ -1,4 +1,4 @@
-//! Majorities as numbers. Rules, messages and lists of members count with them.
+//! Majorities as numbers, shared by rules, messages and member lists.
 
 use serde::Serialize;
 
@@ -25,7 +25,7 @@ pub fn healthy_of(healthy: usize, all: usize) -> String {
     format!("{healthy} of {all} {are} healthy")
 }
 
-/// How strong a cluster is while a step runs.
+/// The fault tolerance of a cluster while a step runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct Strength {
     pub voters: usize,

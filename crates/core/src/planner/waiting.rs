@@ -1,4 +1,4 @@
-//! What is under way and needs nothing but time.
+//! What is in progress and only needs time.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
@@ -15,7 +15,7 @@ pub enum WaitingFor {
     Provider {
         why: String,
     },
-    /// What there is besides machines, to be seen.
+    /// The fixtures to be listed.
     Fixtures {
         why: String,
     },
@@ -32,7 +32,7 @@ pub enum WaitingFor {
     MachineOff {
         member: MemberName,
     },
-    /// An order that its agent still carries out: what it changes is not seen yet.
+    /// An order that its agent is still carrying out: its effect is not visible yet.
     Order {
         member: MemberName,
         order: String,
@@ -82,30 +82,30 @@ pub enum WaitingFor {
         member: MemberName,
         others: Vec<MemberName>,
     },
-    /// The others are to be healthy before this member may be disturbed.
+    /// The others must be healthy before this member may be disturbed.
     Turn {
         member: MemberName,
         voters: usize,
         healthy: usize,
     },
-    /// A proxy to serve, or to let the clients through that it keeps waiting.
+    /// A proxy to serve, or to release the clients that it keeps waiting.
     Proxy {
         member: MemberName,
         why: String,
     },
-    /// A list of members that is newer than the last change.
+    /// A member list newer than the last change.
     Membership,
     /// A learner to catch up.
     Learner {
         member: MemberName,
         lag: u64,
     },
-    /// What all members agree to speak, to follow the version that they run.
+    /// The cluster version to follow the version that all members run.
     ClusterVersion {
         now: String,
         wanted: String,
     },
-    /// The format of the data, before a member may go back to the version that knows no other.
+    /// The older format of the data, before a member may be downgraded.
     StorageVersion {
         member: MemberName,
         now: String,
@@ -161,17 +161,17 @@ impl WaitingFor {
         }
     }
 
-    /// What is waited for, without how far it has come.
+    /// What is waited for, without its progress.
     pub fn subject(&self) -> Awaited {
         (std::mem::discriminant(self), self.member().cloned())
     }
 }
 
-/// One thing that is waited for: of which kind, and of which member.
+/// One thing that is waited for: its kind and its member.
 pub type Awaited = (Discriminant<WaitingFor>, Option<MemberName>);
 
-/// What one wait has led to so far. Waits that come and go do not pass for progress: each thing counts once, when it is over for the
-/// first time, so a wait without a step in between is bounded.
+/// The progress of one wait. Recurring waits do not count as progress: each thing counts once, when it is over for the first time,
+/// so a wait without a step in between is bounded.
 #[derive(Debug, Default)]
 pub struct Outstanding {
     now: HashSet<Awaited>,
@@ -183,8 +183,8 @@ pub struct Outstanding {
 }
 
 impl Outstanding {
-    /// Takes in what is waited for now. Whether that is progress: something was over for the first time, a learner came closer than ever,
-    /// or packages are still being upgraded.
+    /// Updates what is waited for now. Returns whether there is progress: something was over for the first time, a learner lags less than
+    /// ever, or packages are still being upgraded.
     pub fn update(&mut self, waiting: &[WaitingFor]) -> bool {
         let now: HashSet<Awaited> = waiting.iter().map(WaitingFor::subject).collect();
         let over = self.now.difference(&now).filter(|awaited| self.over.insert((*awaited).clone())).count();
@@ -204,7 +204,7 @@ impl Outstanding {
         closer
     }
 
-    /// An agent ends an upgrade that takes too long. One that does not is not waited for either.
+    /// An agent ends an upgrade that takes too long. If it does not, the wait ends too.
     fn still_upgrades(&mut self, member: &MemberName, seconds: u64) -> bool {
         let longest = self.upgrading.entry(member.clone()).or_default();
         let goes_on = seconds > *longest && i128::from(seconds) <= i128::from(LONGEST_PACKAGE_UPGRADE.as_secs());

@@ -1,4 +1,4 @@
-//! Whom security groups let in, for every provider that makes them.
+//! The sources that security groups allow, for every provider that creates such groups.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -10,6 +10,7 @@ pub enum Access {
     /// Sources allowed by `host.firewall`.
     #[default]
     Firewall,
-    /// Of these, only machines in two more groups that quorate makes: one for clients, and one for ssh and quorate itself.
+    /// Sources allowed by `host.firewall` that are also in one of two additional groups that quorate creates: one for clients, and one for
+    /// ssh and quorate itself.
     Groups,
 }

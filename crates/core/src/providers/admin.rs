@@ -1,4 +1,4 @@
-//! Who may log in to machines, for every provider whose machines are not processes of this host.
+//! The user who may log in to machines, for every provider except `local`.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -1,5 +1,5 @@
-//! What a spec says about machines: one room for each provider, with its settings, their checks, its template and what
-//! they mean to the planner. Nothing outside a room names its fields. How machines are made is in the crate `providers`.
+//! Machines in the spec: one folder for each provider, with its settings, their checks, its template and their meaning
+//! for the planner. Nothing outside a provider's folder names its fields. The crate `providers` creates the machines.
 
 pub mod access;
 pub mod admin;
@@ -91,7 +91,7 @@ pub struct MemberSpec {
     /// Its instance, under the provider `aws`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub aws: Option<aws::AwsInstance>,
-    /// What Patroni may do with it, in a cluster of PostgreSQL.
+    /// Patroni's tags for it, in PostgreSQL clusters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tags: Option<Tags>,
 }
@@ -113,7 +113,7 @@ impl MemberSpec {
         }
     }
 
-    /// Settings that concern data, by their place in it.
+    /// Settings that concern data, by their path.
     pub(crate) fn data_settings(&self) -> Vec<&'static str> {
         let settings = [
             ("libvirt.data_volume", libvirt::section(self).data_volume.is_some()),
@@ -137,18 +137,18 @@ impl MemberSpec {
     }
 }
 
-/// What a machine is to the planner.
+/// The kind of machine, as the planner distinguishes it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MachineKind {
     /// Processes of this host, which share its clock, its firewall and its logs, and start at once.
     Process,
     /// A system container: it boots, and has its host's kernel and clock.
     Container,
-    /// A virtual machine. It boots, and everything on it is ours.
+    /// A virtual machine. It boots, and quorate manages everything on it.
     Vm,
 }
 
-/// What a provider's part of a spec means. Pure: what only the provider itself knows is checked when machines are made.
+/// The meaning of a provider's part of a spec. Pure: what only the provider itself knows is checked when machines are created.
 pub trait Settings {
     fn name(&self) -> &'static str;
 
@@ -159,7 +159,7 @@ pub trait Settings {
         SignedDuration::ZERO
     }
 
-    /// How long a run that waits may pause between looks. A cloud limits the calls of its clients, and its machines take longer than that.
+    /// The pause between observations of a waiting run. A cloud limits the calls of its clients, and its machines take longer than that.
     fn longest_pause(&self) -> SignedDuration {
         SignedDuration::from_millis(100)
     }
@@ -169,22 +169,22 @@ pub trait Settings {
         None
     }
 
-    /// The address that a member must have, where the spec says.
+    /// The pinned address of a member.
     fn pinned(&self, member: &MemberSpec) -> Option<IpAddr> {
         member.address
     }
 
-    /// What a member's machine is made of; nothing where machines are processes.
+    /// The build of a member's machine; nothing if machines are processes.
     fn build(&self, _: &MemberSpec) -> Option<Build> {
         None
     }
 
-    /// Where the provider makes a member's machine, for providers that have several such places, each of which may be out of reach.
+    /// The place of a member's machine, for providers with several places, each of which may be unreachable.
     fn place(&self, _: &MemberSpec) -> Option<String> {
         None
     }
 
-    /// Where a member's data is stored that its next machine can have too.
+    /// The place of a member's data, if its next machine can use it too.
     fn kept_data(&self, member: &MemberSpec) -> Option<String> {
         self.build(member)?.data()
     }
@@ -194,7 +194,7 @@ pub trait Settings {
         false
     }
 
-    /// What clients on this host are started with to reach the machines; nothing where its own network leads there.
+    /// The command prefix for clients on this host; empty if its own network reaches the machines.
     fn clients_start_with(&self) -> &'static str {
         ""
     }
@@ -204,7 +204,7 @@ pub trait Settings {
         true
     }
 
-    /// What the cluster has besides machines, what others rest on first.
+    /// The cluster's fixtures, dependencies first.
     fn fixtures(&self, _: &ClusterSpec) -> Vec<FixtureWish> {
         Vec::new()
     }
@@ -214,26 +214,26 @@ pub trait Settings {
         None
     }
 
-    /// Names under which clients come to a member by these.
+    /// Names of these by which clients connect to a member.
     fn names(&self, _: &ClusterSpec, _: &MemberSpec) -> Vec<String> {
         Vec::new()
     }
 
-    /// The one name for the whole cluster, where the spec gives it one.
+    /// The one name for the whole cluster, if the spec has one.
     fn cluster_name(&self, _: &ClusterSpec) -> Option<String> {
         None
     }
 
-    /// Settings that cannot be changed once a cluster exists, by their place in the spec.
+    /// Settings that cannot be changed once a cluster exists, by their path in the spec.
     fn fixed(&self) -> BTreeMap<String, String> {
         BTreeMap::new()
     }
 
-    /// What is wrong with a cluster's settings and with its members' sections.
+    /// The problems of a cluster's settings and of its members' sections.
     fn check(&self, cluster: &Cluster<'_>, found: &mut Findings<'_>);
 }
 
-/// Reads a provider. A name alone means that all settings are as by default.
+/// Reads a provider. A name alone means that all settings have their defaults.
 pub(crate) fn read<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Provider, D::Error> {
     let value = match Value::deserialize(deserializer)? {
         Value::String(word) => json!({ word: {} }),
@@ -285,7 +285,7 @@ pub(crate) fn moved(path: &str) -> Option<String> {
     }
 }
 
-/// Brings the spec in a ledger of format 2 or older to the present shape.
+/// Converts the spec in a ledger of format 2 or older.
 pub fn migrate(spec: &mut Value) {
     let Some(cluster) = spec.as_object_mut() else { return };
     let mut local: serde_json::Map<String, Value> = serde_json::Map::new();

@@ -1,4 +1,4 @@
-//! Where machines of a stock image get the agent's program, for every provider that gives machines user data.
+//! Where machines with a stock image get the agent, for every provider that uses user data.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -6,14 +6,14 @@ use serde::{Deserialize, Serialize};
 use crate::spec::Sha256;
 use crate::spec::check::Findings;
 
-/// Where a machine gets the agent's program: the static one, as `cargo xtask static` makes it.
+/// Where a machine downloads the agent's program: a static one, from `cargo xtask static`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ProgramSource {
     /// Its address, such as that of an object in S3 that machines may read.
     #[schemars(extend("format" = "uri"))]
     pub url: String,
-    /// Its SHA-256, which is compared before it is run.
+    /// Its SHA-256, which is verified before it runs.
     pub sha256: Sha256,
 }
 

@@ -1,5 +1,6 @@
-//! The spec's `backup` section as types: where backups go, how often, how many stay, and for whom they are encrypted. Also the
-//! form of the file that holds a store's keys. Plain data; what fields mean together is checked in `check`.
+//! The spec's `backup` section as types: where backups are stored, how often they are taken, how many are kept, and for whom
+//! they are encrypted. Also the format of the file with a store's keys. Plain data; `check` has the rules that involve several
+//! fields.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -31,11 +32,11 @@ pub struct BackupSettings {
     /// How many full backups `quorate backup prune` keeps.
     #[serde(default)]
     pub keep: Keep,
-    /// age public keys whose owners can decrypt the backups. Without any, backups are not encrypted.
+    /// age public keys. Their owners can decrypt the backups. Without any, backups are not encrypted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub recipients: Vec<Recipient>,
-    /// The public key that signs the cluster's backups, as `quorate backup list` prints it. A restore without the
-    /// cluster's ledger accepts only what this key signed.
+    /// The public key of the cluster's backup signatures, as `quorate backup list` prints it. A restore without the cluster's ledger
+    /// accepts only backups with its signature.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signed_by: Option<Signer>,
     /// zstd level: 1 is the fastest, 19 the smallest.
@@ -292,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_credentials_file_is_told_by_its_line_and_never_by_its_secrets() {
+    fn a_wrong_credentials_file_is_reported_by_line_without_its_secrets() {
         let error = |text: &str| text.parse::<StoreKeys>().unwrap_err().to_string();
         assert_eq!(error(""), "no line begins with `access_key_id=`");
         assert_eq!(error("access_key_id=a"), "no line begins with `secret_access_key=`");

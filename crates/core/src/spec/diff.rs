@@ -1,5 +1,5 @@
-//! What differs between two specs of one cluster, setting by setting. It compares the specs as written data, so a new
-//! setting appears here without additional code.
+//! The differences between two specs of one cluster, setting by setting. It compares the specs as serialized data, so
+//! new settings need no additional code.
 
 use std::fmt;
 
@@ -19,7 +19,7 @@ pub struct Change {
     pub after: Option<String>,
 }
 
-/// Settings whose values nobody may read in a plan.
+/// Settings whose values a plan must not show.
 const SECRET: [&str; 1] = ["console_password_hash"];
 const HIDDEN: &str = "(hidden)";
 /// What an item is that has nothing but its name.
@@ -111,7 +111,7 @@ fn lists(path: &str, before: &[Value], after: &[Value], found: &mut Vec<Change>)
     }
 }
 
-/// Members, users and roles are known by their names, wherever they stand in the list.
+/// Members, users and roles are identified by their names, in any order.
 fn named(path: &str, before: &[Value], after: &[Value], found: &mut Vec<Change>) {
     let of = |list: &[Value], wanted: &Value| list.iter().find(|item| name(item) == Some(wanted)).map(nameless);
     let new = after.iter().filter(|item| before.iter().all(|other| name(other) != name(item)));

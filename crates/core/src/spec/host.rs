@@ -1,5 +1,5 @@
-//! The spec's `host` section as types: what machines of every provider run next to etcd, and whom they let in. Plain data; what
-//! fields mean together is checked in `check`.
+//! The spec's `host` section as types: services that machines of every provider run next to etcd, and who may connect to them.
+//! Plain data; `check` has the rules that involve several fields.
 
 use std::path::PathBuf;
 
@@ -212,7 +212,7 @@ pub struct Forward {
     #[serde(default = "default_forward_port")]
     #[schemars(range(min = 1))]
     pub port: u16,
-    /// The host name that the machine sends. If absent, its own.
+    /// The host name in the logs. If absent, the machine's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
     pub hostname: Option<String>,
@@ -232,7 +232,7 @@ fn default_forward_port() -> u16 {
     24224
 }
 
-/// Another etcd whose keys are fluent-bit's configuration. fluent-bit starts at the key `PREFIX` + `index.conf`.
+/// Another etcd with fluent-bit's configuration. fluent-bit starts at the key `PREFIX` + `index.conf`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct LogSource {

@@ -1,7 +1,7 @@
-//! The spec: what the operator wrote. A file is read into a tree that knows its lines, its shape is checked against
-//! the schema of the types, then the meaning of the types is checked. All problems are reported at once: what has the
-//! wrong shape is left out, and the meaning of the rest is checked as far as it does not depend on that. Pure: what must be
-//! known of the machine comes in as [`HostFacts`], and no file named in a spec is opened.
+//! The spec: what the operator wrote. A file is read into a tree with line numbers, its shape is checked against the schema
+//! of the types, and then the meaning. All problems are reported at once: a part with the wrong shape is left out, and
+//! everything that does not depend on it is still checked. Pure: facts about the machine are passed in as [`HostFacts`],
+//! and no file that a spec names is opened.
 
 mod backup;
 pub(crate) mod check;
@@ -41,7 +41,7 @@ pub use crate::providers::{MemberSpec, Provider};
 /// The format of the file that this program reads and writes.
 pub const FORMAT: u32 = 1;
 
-/// What is known of the machine, as far as a spec can clash with it.
+/// Facts about the machine that a spec can conflict with.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct HostFacts {
     /// Bytes of memory.
@@ -60,9 +60,9 @@ pub struct Document {
 /// The outcome of all checks.
 #[derive(Debug, Clone)]
 pub struct Checked {
-    /// There when no problem is an error.
+    /// Present if no problem is an error.
     pub spec: Option<Spec>,
-    /// There when one is, and the rest can be read: for finding more problems, not for use.
+    /// Present if there is an error and the rest can be read: only for finding more problems, not for use.
     pub draft: Option<Spec>,
     /// In the order of the file.
     pub problems: Vec<Problem>,
@@ -88,7 +88,7 @@ impl Document {
         &self.text
     }
 
-    /// The spec, if nothing is wrong with it, and everything that is.
+    /// The spec, if it has no error, and all problems.
     pub fn spec(&self, host: &HostFacts) -> Checked {
         if let Some(problem) = self.other_format() {
             return Checked { spec: None, draft: None, problems: vec![problem], places: Places::default() };
@@ -118,7 +118,7 @@ impl Document {
         Checked { spec, draft, problems, places }
     }
 
-    /// The stretch that a path such as `clusters[0].tls.ca.key` names, or of its deepest part that is there.
+    /// The position of a path such as `clusters[0].tls.ca.key`, or of its deepest existing part.
     pub fn locate(&self, path: &str) -> Span {
         tree::locate(&self.root, path).shown
     }

@@ -1,11 +1,11 @@
-//! What is wrong with a spec, where, and what to do. A problem is plain data; it is written either as one line for
-//! scripts or with the line of the file and a caret below for people.
+//! A problem of a spec: what, where, and what to do. Plain data, printed either as one line for scripts or with the
+//! line of the file and a caret for people.
 
 use std::fmt;
 
 use serde::Serialize;
 
-/// A stretch of the file. Lines and columns are counted from 1, columns in characters; the end is exclusive.
+/// A range of the file. Lines and columns are counted from 1, columns in characters; the end is exclusive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Span {
     pub line: usize,
@@ -30,7 +30,7 @@ impl fmt::Display for Severity {
     }
 }
 
-/// One finding about a spec.
+/// One problem of a spec.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Problem {
     pub severity: Severity,
@@ -56,7 +56,7 @@ impl Problem {
 
     /// The problem with its line of `text`, the file's content, and a caret below.
     pub fn render(&self, text: &str) -> String {
-        // Slow for one problem late in a long file, and still far below what reading the file costs.
+        // Slow for a problem late in a long file, but much faster than reading the file.
         let Some(source) = text.lines().nth(self.span.line.saturating_sub(1)).filter(|line| !line.trim().is_empty())
         else {
             return self.to_string();
@@ -95,7 +95,7 @@ fn around(line: &str, column: usize) -> (String, usize) {
     (format!("{begin}{part}{end}"), column - skipped + offset)
 }
 
-/// A text that may quote the file: not too long, and nothing in it that a terminal would obey.
+/// A text that may quote the file: limited in length, and without characters that a terminal would interpret.
 fn short(text: &str, longest: usize) -> String {
     let mut shown: String =
         text.chars().take(longest).map(|c| if is_unprintable(c) { '\u{fffd}' } else { c }).collect();
@@ -117,7 +117,7 @@ impl fmt::Display for Problem {
     }
 }
 
-/// The candidate that was most likely meant, if one is near enough to be worth saying.
+/// The most likely candidate, if one is similar enough.
 pub(crate) fn nearest<'a>(wrong: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let allowed = (wrong.chars().count() / 3).clamp(1, 4);
     let distances = candidates.into_iter().map(|name| (strsim::damerau_levenshtein(wrong, name), name));

@@ -1,4 +1,4 @@
-//! age public keys, as far as a typing error shows: their checksum is compared, and nothing is encrypted here.
+//! age public keys, checked as far as typing errors: their checksum is compared, and nothing is encrypted here.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::units::Malformed;
 
-/// The letters of bech32, each worth its place.
+/// The letters of bech32; the value of each is its index.
 const LETTERS: &str = "qpzry9x8gf2tvdw0s3jn54khce6mua7l";
 const PREFIX: &str = "age";
 /// `age1`, 32 bytes in 52 letters, and 6 letters of checksum.

@@ -1,5 +1,5 @@
-//! The JSON schema of the spec, for editors. It accepts what quorate accepts: a key with nothing behind it means the default, so every
-//! field that need not be given may be null.
+//! The JSON schema of the spec, for editors. It accepts what quorate accepts: a key without a value means the default, so every
+//! optional field may be null.
 
 use serde_json::{Map, Value, json};
 
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
     use crate::providers::TEMPLATES;
 
-    /// As any reader of YAML takes it.
+    /// As any YAML parser reads it.
     fn plain(node: &Node) -> Value {
         match &node.content {
             Content::Mapping(entries) => entries.iter().map(|e| (e.key.clone(), plain(&e.value))).collect(),

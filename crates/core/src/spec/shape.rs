@@ -1,6 +1,6 @@
-//! Checks the tree of a file against the schema of the types, and gives the same content as JSON on the way. The
-//! schema is boiled down once to the few shapes that the types use; what they mean together is not judged here.
-//! What has the wrong shape is left out of the JSON, so the rest can be checked further in the same run.
+//! Checks the tree of a file against the schema of the types, and converts it to JSON. The schema is reduced once to
+//! the few shapes that the types use; rules that involve several fields are elsewhere. Parts with the wrong shape are
+//! left out of the JSON, so the rest can be checked in the same run.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
@@ -12,7 +12,7 @@ use super::tree::{Content, Entry, Node};
 use super::units::check_format;
 use super::{Document, json_schema};
 
-/// What may stand in a place.
+/// What a place in the spec may contain.
 #[derive(Debug)]
 enum Shape {
     Text {
@@ -47,7 +47,7 @@ static SPEC: LazyLock<Shape> = LazyLock::new(|| {
     shape_of(&schema, &schema)
 });
 
-/// Boils down a schema. The types are our own, so a form that is not known here is a mistake that every test meets.
+/// Reduces a schema. The types are quorate's own, so an unknown form is a mistake that every test finds.
 fn shape_of(schema: &Value, root: &Value) -> Shape {
     if let Some(reference) = schema["$ref"].as_str() {
         return shape_of(root.pointer(reference.trim_start_matches('#')).unwrap_or(&Value::Null), root);
@@ -200,7 +200,7 @@ impl Walk<'_> {
         });
     }
 
-    /// `shown` is where a complaint about the whole node goes. None: it has the wrong shape, which is reported.
+    /// `shown` is the position for an error about the whole node. None: it has the wrong shape, which is reported.
     fn node(&mut self, node: &Node, shown: Span, shape: &Shape) -> Option<Value> {
         match (&node.content, shape) {
             (Content::Refused, _) => None,
@@ -406,7 +406,7 @@ impl Walk<'_> {
     }
 }
 
-/// What a required field that is missing or wrong is read as, so that the rest can be checked.
+/// The value used for a missing or wrong required field, so that the rest can be checked.
 fn stand_in(name: &str, shape: &Shape) -> Option<Value> {
     match shape {
         Shape::List(_) => Some(Value::Array(Vec::new())),
@@ -434,7 +434,7 @@ fn suggestion<'a>(wrong: &str, known: impl Iterator<Item = &'a str> + Clone, oth
     }
 }
 
-/// What a plain scalar says by YAML's core schema.
+/// The value of a plain scalar in YAML's core schema.
 #[derive(Clone, Copy, PartialEq)]
 enum Meaning {
     Text,

@@ -1,5 +1,5 @@
-//! YAML as a tree that remembers where everything stands. Reading is bounded: nesting has a limit, and anchors,
-//! aliases and tags are refused, so no small file becomes a large tree. Knows nothing of the spec's fields.
+//! YAML as a tree with positions. Reading is bounded: nesting has a limit, and anchors, aliases and tags are refused,
+//! so a small file never becomes a large tree. Knows nothing about the spec's fields.
 
 use std::collections::HashMap;
 
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::problem::Span;
 
-/// Far deeper than any spec, and far from exhausting the stack of those who walk the tree.
+/// Much deeper than any spec, and safe for recursive functions.
 const DEEPEST: usize = 64;
 
 #[derive(Debug, Clone, PartialEq)]
@@ -26,7 +26,7 @@ pub(super) enum Content {
     },
     Sequence(Vec<Node>),
     Mapping(Vec<Entry>),
-    /// Something that was refused; its finding is already there.
+    /// A refused value; its problem is already reported.
     Refused,
 }
 
@@ -63,7 +63,7 @@ impl Node {
     }
 }
 
-/// Where a value is best shown: itself, or for a block of several lines the key that names it.
+/// The best position to show for a value: its own, or for a block of several lines that of its key.
 pub(super) fn shown_at(entry: &Entry) -> Span {
     if entry.value.is_collection() || entry.value.is_null() { entry.key_span } else { entry.value.span }
 }

@@ -1,5 +1,5 @@
-//! The spec as types: the one source of its fields, defaults and descriptions. The JSON schema, the check of a file's
-//! shape and the reading all come from here. Plain data: what fields mean together is checked in `check`.
+//! The spec as types: the only source of its fields, defaults and descriptions. The JSON schema, the shape check and
+//! the parser are derived from them. Plain data; `check` has the rules that involve several fields.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -70,15 +70,15 @@ pub struct ClusterSpec {
 }
 
 impl ClusterSpec {
-    /// A section says what the cluster runs, so nobody has to say it twice.
+    /// A section determines the kind, so `kind` is optional.
     pub(super) fn know_kind(&mut self) {
         if self.postgres.is_some() {
             self.kind = Kind::Postgres;
         }
     }
 
-    /// The name of the machine that a member runs on. A later incarnation is distinguished by its number: while a successor comes,
-    /// both exist.
+    /// The name of the machine that a member runs on. The incarnation distinguishes later ones, because both exist while a member
+    /// moves.
     pub fn machine_name(&self, member: &str, incarnation: u64) -> String {
         let name = match &self.namespace {
             Some(namespace) => format!("{member}-{namespace}"),
@@ -128,7 +128,7 @@ pub struct TlsSettings {
     /// Additional DNS names and IP addresses in the certificates of members.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub extra_sans: Vec<San>,
-    /// Names and places of the certificates on members' machines: quorate's own below `/etc/etcd`, or those that kubeadm uses.
+    /// Names and paths of the certificates on members' machines: quorate's own below `/etc/etcd`, or kubeadm's.
     pub layout: CertificateLayout,
     /// User-provided certificates and keys, instead of a CA that signs.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -180,14 +180,14 @@ pub enum KeyAlgorithm {
     Ed25519,
 }
 
-/// Names and places of the certificates on members' machines.
+/// Names and paths of the certificates on members' machines.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum CertificateLayout {
     /// In `/etc/etcd/pki`.
     #[default]
     Standard,
-    /// In `/etc/kubernetes/pki/etcd`, as `kubeadm init phase certs` names them.
+    /// In `/etc/kubernetes/pki/etcd`, with the names of `kubeadm init phase certs`.
     Kubeadm,
 }
 

@@ -1,5 +1,5 @@
-//! Values of a spec that are written as text with a special form: sizes, durations, validities, names. Each reads
-//! with an error that says what was expected, and writes what it reads.
+//! Values of a spec that are text in a special form: sizes, durations, validity periods, names. Parsing errors say what
+//! was expected, and the written form can be read again.
 
 use std::borrow::{Borrow, Cow};
 use std::fmt;
@@ -8,7 +8,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// Why a text is not what its place wants.
+/// Why a text has the wrong format.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Malformed(pub(crate) String);
@@ -103,7 +103,7 @@ fn whole(number: u64, fraction: &str, units: &[(&str, u64)]) -> Option<String> {
     let tenths = 10_u64.checked_pow(digits.len().try_into().ok()?)?;
     let parts = scale.checked_mul(digits.parse().ok()?)?;
     let value = number.checked_mul(scale)?.checked_add(parts.is_multiple_of(tenths).then(|| parts / tenths)?)?;
-    // A user who wrote GiB is not shown MB.
+    // If the user wrote GiB, the message does not show MB.
     let alike = |name: &str| !name.is_empty() && name.ends_with("iB") == unit.ends_with("iB");
     let (name, scale) = units.iter().find(|(name, scale)| alike(name) && value.is_multiple_of(*scale))?;
     Some(format!("{}{name}", value / scale))
@@ -244,7 +244,7 @@ impl fmt::Display for Size {
     }
 }
 
-/// How long a certificate is good for, in whole hours, such as `1y`. A year is 365 days.
+/// The validity of a certificate, in whole hours, such as `1y`. A year is 365 days.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Validity {
     hours: u64,
@@ -463,7 +463,7 @@ impl FromStr for Uuid {
     }
 }
 
-/// A volume of libvirt: `NAME` in the pool that is meant anyway, or `POOL/NAME`.
+/// A volume of libvirt: `NAME` in the default pool, or `POOL/NAME`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct VolumeName(String);
 checked_text!(VolumeName);

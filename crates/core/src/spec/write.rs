@@ -1,5 +1,5 @@
-//! Specs that quorate writes: the commented template, the spec of a cluster that was asked for without a file, and any
-//! spec as YAML. What is written here reads back as the same spec.
+//! Specs that quorate writes: the commented template, the spec of a cluster that was created without a file, and any
+//! spec as YAML. Reading one of them gives the same spec.
 
 use std::fmt::Write;
 
@@ -14,7 +14,7 @@ use crate::providers::TEMPLATES;
 /// Settings that are the same for every provider.
 const SETTINGS: &str = include_str!("template.yaml");
 
-/// How a spec begins that is written for people: editors with a YAML language server then complete and check it.
+/// The first lines of a spec for people: editors with a YAML language server then complete and check it.
 pub const SCHEMA_LINE: &str = "\
 # yaml-language-server: $schema=quorate.schema.json
 # (`quorate schema > quorate.schema.json` writes that file, for editors.)
@@ -102,7 +102,7 @@ impl Spec {
     }
 }
 
-/// What only clusters of etcd have. It would make a reader think that it counts for others too.
+/// Settings of etcd clusters only. In other clusters they would be misleading.
 fn leave_out_etcd(cluster: &ClusterSpec, written: &mut Value) {
     let unset = [
         ("etcd", cluster.etcd == EtcdSettings::default()),
@@ -177,7 +177,7 @@ fn pad(yaml: &mut String, columns: usize) {
     yaml.extend(std::iter::repeat_n(' ', columns));
 }
 
-/// Plain where no reader could take it for anything but this text, else quoted as in JSON, which YAML reads too.
+/// Plain if it can only be read as this text, otherwise quoted as in JSON, which is valid YAML too.
 fn text(text: &str) -> String {
     let simple = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'/');
     let begins_well = text.starts_with(|first: char| first.is_ascii_alphabetic() || first == '/');

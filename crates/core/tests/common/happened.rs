@@ -1,4 +1,4 @@
-//! What happened to one member of a story since, or was found there.
+//! Events of a story: what happened to one member, or what was found there.
 
 use jiff::SignedDuration;
 use quorate_core::kinds::etcd::{LogEnd, OldEntries, OlderData};

@@ -1,4 +1,4 @@
-//! Clusters of PostgreSQL in stories: what happens to their members, and an audit that repeats the rules in its own words.
+//! PostgreSQL clusters in stories: what happens to their members, and an audit that states the rules independently.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,6 +1,6 @@
-//! A cluster as a test sees it: the spec, the ledger, the last look, and a way to carry plans out with every step
-//! audited. The audit repeats the safety rules in its own words, so that a rule that is broken in the planner is not
-//! broken in the audit too.
+//! A cluster as a test sees it: the spec, the ledger, the last observation, and a way to carry out plans with every
+//! step audited. The audit states the safety rules independently, so that a mistake in the planner is not repeated in
+//! the audit.
 
 #[path = "postgres.rs"]
 pub mod postgres;

@@ -1,7 +1,7 @@
-//! The declarations of types in the sources: for tests that fail when what is written or sent changes without a new number.
+//! The type declarations in the sources, for tests that fail when what is stored or sent changes without a new version number.
 //!
-//! Sample messages would show a new field, but not a new variant. So the digest is over the declarations: every type that can be reached from
-//! some, without comments, layout, and attributes that serde does not read.
+//! Sample messages would show a new field, but not a new variant. So the digest covers the declarations: every type reachable from a given
+//! one, without comments, layout, and attributes that serde ignores.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

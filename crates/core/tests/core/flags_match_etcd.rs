@@ -1,4 +1,4 @@
-//! Compares the tables of flags, feature gates and their renamings with real etcd binaries, as `cargo xtask etcd` puts them into the cache.
+//! Compares the tables of flags, feature gates and renamed flags with real etcd binaries, which `cargo xtask etcd` puts into the cache.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

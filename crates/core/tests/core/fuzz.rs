@@ -1,4 +1,4 @@
-//! Damaged specs and ledgers are refused, or read; nothing else happens.
+//! Damaged specs and ledgers are either refused or read, without a panic.
 
 use std::fs;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! What the ledger knows and the spec or the world contradict: an older ledger, and settings that a living cluster keeps.
+//! Conflicts between the ledger and the spec or the cluster: an older ledger, and settings that a running cluster cannot change.
 
 use jiff::{SignedDuration, Timestamp};
 use quorate_core::kinds::etcd::spec::ClientAuth;
@@ -12,7 +12,7 @@ use crate::scene::Scene;
 
 /// One that the older ledger does not know counts too: a former machine to it, that a later controller made.
 #[test]
-fn the_numbers_of_former_machines_are_gone_above_too() {
+fn the_numbers_of_former_machines_are_exceeded_too() {
     let mut spec = generated("demo", 3, versions::DEFAULT, ClientAuth::Certificate).expect("a fine name").clusters;
     let mut scene = Scene::nothing(spec.remove(0));
     scene.settle();
@@ -23,7 +23,7 @@ fn the_numbers_of_former_machines_are_gone_above_too() {
 }
 
 #[test]
-fn an_older_ledger_goes_on_above_what_agents_remember() {
+fn an_older_ledger_continues_above_what_agents_remember() {
     let mut spec = generated("demo", 3, versions::DEFAULT, ClientAuth::Certificate).expect("a fine name").clusters;
     let mut scene = Scene::nothing(spec.remove(0));
     scene.settle();
@@ -48,7 +48,7 @@ fn an_older_ledger_goes_on_above_what_agents_remember() {
 }
 
 #[test]
-fn certificates_that_have_ended_are_forgotten_unless_one_clock_alone_says_so_or_they_are_revoked() {
+fn expired_certificates_are_dropped_unless_only_one_clock_says_so_or_they_are_revoked() {
     let begin = Timestamp::UNIX_EPOCH;
     let day = |number: i64| begin + SignedDuration::from_hours(24 * number);
     let certificate = |serial: &str, now: i64| IssuedCertificate {

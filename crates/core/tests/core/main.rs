@@ -1,4 +1,4 @@
-//! The rules as their users see them: specs, flags, the planner, the ledger. The stories and the model are separate binaries.
+//! The rules as their users see them: specs, flags, the planner, the ledger. Stories and the model are separate binaries.
 
 mod declarations;
 mod flags_match_etcd;

@@ -1,4 +1,4 @@
-//! Pages that list what the program has: nothing is missing there, and nothing is listed that the program no longer has.
+//! Documents that list parts of the program: nothing is missing there, and nothing is listed that no longer exists.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,5 +1,5 @@
-//! What holds of the planner whatever the story: every action and refusal is reached by some story, and random specs in
-//! random states never lead to a panic, to a plan without end or to a step that breaks a rule.
+//! Properties of the planner in every situation: some story reaches every action and refusal, and random specs in
+//! random states never lead to a panic, to an endless plan or to a step that breaks a rule.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -184,7 +184,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn from_nothing_every_spec_settles(spec in specs()) {
+    fn from_nothing_every_spec_converges(spec in specs()) {
         let scene = Scene::nothing(spec);
         let outcome = scene.run();
         prop_assert!(outcome.end.settled(), "{:?}", outcome.end);
@@ -192,7 +192,7 @@ proptest! {
     }
 
     #[test]
-    fn cut_anywhere_it_is_taken_up_again(spec in specs(), cut in 0usize..60) {
+    fn an_interrupted_run_continues(spec in specs(), cut in 0usize..60) {
         let mut scene = Scene::nothing(spec);
         cut_after(&mut scene, cut);
         let outcome = scene.run();
@@ -216,7 +216,7 @@ proptest! {
     }
 
     #[test]
-    fn a_restore_cut_anywhere_is_taken_up_again(before in specs(), after in 1usize..=5, cut in 0usize..60, again in 0usize..60) {
+    fn an_interrupted_restore_continues(before in specs(), after in 1usize..=5, cut in 0usize..60, again in 0usize..60) {
         let mut scene = Scene::nothing(before.clone());
         scene.settle();
         scene.spec.members = scene::cluster("demo", after, "").members;
@@ -243,7 +243,7 @@ proptest! {
     }
 
     #[test]
-    fn an_edited_spec_settles_or_is_refused(before in specs(), after in specs(), cut in 0usize..80) {
+    fn an_edited_spec_converges_or_is_refused(before in specs(), after in specs(), cut in 0usize..80) {
         let mut scene = Scene::nothing(before);
         cut_after(&mut scene, cut);
         scene.spec = after;

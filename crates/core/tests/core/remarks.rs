@@ -1,4 +1,4 @@
-//! What is told before the steps of a plan: whom the firewall would keep out, and how machines will run.
+//! Notes above the steps of a plan: which clients the firewall would block, and how machines will run.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -65,7 +65,7 @@ fn members_on_a_serial_port_need_no_way_for_the_controller() {
 }
 
 #[test]
-fn absent_ranges_keep_nobody_out() {
+fn absent_ranges_allow_everyone() {
     for firewall in ["{}", "{enabled: false, clients_from: [10.1.0.0/16]}"] {
         let spec = spec(firewall, "network: n");
         let scene = Scene::nothing(spec.clone());
@@ -74,7 +74,7 @@ fn absent_ranges_keep_nobody_out() {
 }
 
 #[test]
-fn clients_that_are_connected_now_are_told_by_address() {
+fn connected_clients_are_listed_by_address() {
     let before = spec("{}", "network: n");
     let world = Scene::nothing(before).run().world;
     let mut seen = world.observe();
@@ -95,7 +95,7 @@ fn clients_that_are_connected_now_are_told_by_address() {
 }
 
 #[test]
-fn a_machine_of_another_version_than_the_others_is_told_of() {
+fn a_machine_with_another_version_than_the_others_is_reported() {
     let mut scene = Scene::nothing(spec("{enabled: false}", "network: n"));
     scene.settle();
     let mut newer = scene.ledger.spec.clone();

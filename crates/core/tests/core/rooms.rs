@@ -1,5 +1,6 @@
-//! A provider is one room in `core` and one in `providers`; a kind is one in `core`, `agent` and `control`. This holds the promises of
-//! ARCHITECTURE.md, "To add a provider" and "To add a kind": no source outside the rooms names their types, but those listed here.
+//! A provider is one folder in `core` and one in `providers`; a kind is one in `core`, `agent` and `control`. These tests keep the
+//! promises of ARCHITECTURE.md, "To add a provider" and "To add a kind": no source outside those folders names their types, except
+//! those listed here.
 
 use std::fs;
 use std::path::{Path, PathBuf};

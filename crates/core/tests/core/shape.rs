@@ -1,5 +1,5 @@
-//! What a ledger can hold changes only together with the number of its format. Without that, an earlier build of the same format meets a
-//! field of a spec that it does not know, and takes the ledger for damaged; or it drops what it does not know of a record.
+//! The content of a ledger changes only together with its format number. Otherwise an earlier build of the same format meets an unknown
+//! field and reports the ledger as damaged, or drops what it does not know.
 
 use quorate_core::model::LEDGER_FORMAT;
 

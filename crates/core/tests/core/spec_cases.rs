@@ -1,7 +1,7 @@
 //! Runs every case of `tests/spec/*.txt`: a spec, and the problems that an operator is shown for it.
 //!
 //! A case is a line `== what it shows`, the YAML, a line `----`, and the expected output. `[memory 4GiB]` in the first line
-//! sets the machine's memory. `UPDATE_CASES=1` writes what comes out; read the difference before keeping it.
+//! sets the machine's memory. `UPDATE_CASES=1` writes the actual output; review the difference before keeping it.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs};

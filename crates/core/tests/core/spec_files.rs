@@ -1,4 +1,4 @@
-//! Specs that quorate itself writes: the template, the generated spec, YAML out and in again, and the schema for editors.
+//! Specs that quorate writes: the template, the generated spec, YAML that is written and read again, and the schema for editors.
 
 use proptest::prelude::*;
 use quorate_core::kinds::etcd::spec::{AutoCompaction, ClientAuth, Permission};

@@ -1,5 +1,5 @@
-//! What controllers and agents say to each other moves only together with the number of their protocol. Without that, an agent of an
-//! earlier build counts as current, is not upgraded, and gets orders that it cannot read.
+//! Messages between controllers and agents change only together with the protocol number. Otherwise an agent of an earlier build
+//! counts as current, is not upgraded, and gets orders that it cannot read.
 
 use quorate_core::model::PROTOCOL;
 

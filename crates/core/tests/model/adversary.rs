@@ -1,4 +1,4 @@
-//! What may happen next: the moves of the two controllers, and those of the adversary as far as its budget goes.
+//! The next possible events: moves of the two controllers, and moves of the adversary within its budget.
 
 use jiff::SignedDuration;
 use quorate_core::kinds::etcd::{Formation, OlderData};

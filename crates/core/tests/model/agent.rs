@@ -1,5 +1,5 @@
-//! An agent as the model knows it: the order of a controller is obeyed or refused exactly as the real agent and its etcd do it,
-//! on top of the simulated machine. Kept next to the planner's own simulation, which does as it is told.
+//! An agent in the model: it obeys or refuses a controller's order exactly like the real agent and its etcd, on top of the
+//! simulated machine. Separate from the planner's own simulation, which obeys every order.
 
 use quorate_core::kinds::etcd::simulate::SimListed;
 use quorate_core::kinds::etcd::{EtcdStatus, Membership};

@@ -1,5 +1,5 @@
-//! The rules once more, in other words than the planner's: every decision is held against what it was made on. What it was made
-//! on may be old or hidden in part; what was seen must bear it out all the same.
+//! An independent statement of the rules: every decision is checked against the observation it was based on. That observation
+//! may be old or incomplete, and must still justify the decision.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,8 +1,8 @@
-//! The two controllers, which run the real planner in the simulated world.
+//! The two controllers, which run the real planner in the simulated cluster.
 //!
-//! A controller takes the lock, looks, writes to the ledger what must be known before, does its steps one by one
-//! and writes what only holds afterwards; between any two of these anything else may happen. A controller that was taken
-//! over from keeps the ledger as it last knew it and continues until somebody refuses it.
+//! A controller takes the lock, observes, writes to the ledger what must be recorded first, takes its steps one by one
+//! and records their results; anything else may happen between any two of these. A controller that lost the lock keeps
+//! its last known ledger and continues until it is refused.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::hash::{Hash, Hasher};

@@ -1,4 +1,4 @@
-//! How a step gets into the simulated world: by the ledger, the provider or an agent, and who answers for it.
+//! How a step reaches the simulated cluster: through the ledger, the provider or an agent, and who accepts or refuses it.
 
 use quorate_core::model::{Desired, PowerState};
 use quorate_core::planner::simulate::World;

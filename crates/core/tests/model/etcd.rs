@@ -1,4 +1,4 @@
-//! What is true of the simulated etcds, no matter who sees it: who runs, who holds the data, and who may start at all.
+//! The truth about the simulated etcd members, independent of what anyone sees: which run, which hold the data, and which may start.
 
 use jiff::Timestamp;
 use quorate_core::kinds::etcd::Formation;

@@ -1,5 +1,5 @@
-//! Names: a machine is called by its membership, or, where the ledger wants another incarnation, as a former one. Two controllers
-//! whose ledgers differ call the same machine by different names, and mean the same.
+//! Names: a machine is named by its membership, or as a former one if the ledger wants another incarnation. Two controllers with
+//! different ledgers may use different names for the same machine.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! What has happened, as far as the properties ask for it, and what must never happen.
+//! The history that the properties need, and what must never happen.
 
 use std::collections::{BTreeMap, BTreeSet};
 

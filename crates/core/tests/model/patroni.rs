@@ -1,4 +1,4 @@
-//! The members of a PostgreSQL cluster in the model: what Patroni does by itself, what clients commit, and what faults do to both.
+//! The members of a PostgreSQL cluster in the model: Patroni's own actions, client commits, and the effect of faults.
 
 use std::collections::{BTreeMap, BTreeSet};
 

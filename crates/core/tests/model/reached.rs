@@ -1,4 +1,4 @@
-//! How often something was reached: a model in which nothing happens proves nothing.
+//! Counts how often something was reached: a model in which nothing happens proves nothing.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 

@@ -1,4 +1,4 @@
-//! What the runs begin with: a declaration, and a world.
+//! The initial states of the runs: a spec and a cluster.
 
 use std::net::Ipv4Addr;
 

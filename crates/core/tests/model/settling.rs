@@ -1,5 +1,5 @@
-//! Liveness: from every state that the adversary can bring about, a lone controller that sees everything comes to an end
-//! that is right, when nothing more goes wrong. Deterministic, so it is one more thing to hold in every state.
+//! Liveness: from every state that the adversary can cause, a single controller that sees everything reaches a correct
+//! final state when no further faults happen. Deterministic, so it is checked like any other property of a state.
 
 use std::sync::Arc;
 

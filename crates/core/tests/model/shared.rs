@@ -1,4 +1,4 @@
-//! A value that many states have in common: cloned by counting, hashed once.
+//! A value that many states share: reference-counted and hashed once.
 
 use std::hash::{Hash, Hasher};
 use std::ops::Deref;

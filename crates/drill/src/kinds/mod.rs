@@ -1,4 +1,4 @@
-//! What only one kind of cluster has: its scenarios, its workload, the history that its clients record, and the checker of it.
+//! What only one kind of cluster has: its scenarios, its workload, the history that its clients record, and its checker.
 
 pub mod etcd;
 pub mod postgres;

@@ -1,4 +1,4 @@
-//! The page. Everything in it is text and SVG; the style is inside, and follows what the reader's system prefers, light or dark.
+//! The HTML page: text and SVG only. The style is embedded and follows the reader's system, light or dark.
 
 use std::fmt::Write;
 

@@ -1,4 +1,4 @@
-//! How a drill is told: lines for a terminal, and a page that stands alone, without scripts and without anything from elsewhere.
+//! The report of a drill: lines for a terminal, and a self-contained page without scripts or external resources.
 
 mod html;
 mod timeline;

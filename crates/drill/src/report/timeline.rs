@@ -1,5 +1,5 @@
-//! The timeline of one run as SVG: what was done in each moment, what failed, when writes stood still, and the faults, commands
-//! and steps laid over it. Colours come from the page's style, so that they follow light and dark.
+//! The timeline of one run as SVG: operations over time, failures, pauses of writes, and the faults, commands and steps.
+//! Colours come from the page's style, so they follow light and dark.
 
 use std::fmt::Write;
 

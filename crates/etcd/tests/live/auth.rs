@@ -61,7 +61,7 @@ fn a_certificate_is_a_login() {
 }
 
 #[test]
-fn auth_status_is_unknown_to_3_4_and_tells_the_truth_later() {
+fn auth_status_is_unknown_to_3_4_and_correct_later() {
     on_every_version(async |version| {
         let authority = Authority::new();
         let etcd = Etcd::start(version, &authority, Setup::certificate());
@@ -145,7 +145,7 @@ fn a_login_that_died_with_a_restart_is_renewed_once_for_all_callers() {
 
 /// Checking the password takes etcd longer than any call waits: the login continues all the same, and the first call after it has its token.
 #[test]
-fn a_login_goes_on_when_its_caller_has_given_up() {
+fn a_login_continues_when_its_caller_gives_up() {
     on_every_version(async |version| {
         let authority = Authority::new();
         let etcd = Etcd::start(version, &authority, Setup::password().flag("--bcrypt-cost=12"));

@@ -23,7 +23,7 @@ async fn start_three(version: &Version, authority: &Authority) -> Vec<Etcd> {
 }
 
 #[test]
-fn a_member_tells_its_state() {
+fn a_member_reports_its_state() {
     on_every_version(async |version| {
         let etcd = Etcd::start(version, &Authority::new(), Setup::password());
         let client = connect(&etcd);
@@ -91,7 +91,7 @@ fn a_downgrade_is_enabled_followed_and_cancelled() {
 }
 
 #[test]
-fn leadership_moves_and_its_loss_is_told_at_once() {
+fn leadership_moves_and_its_loss_is_reported_at_once() {
     on_every_version(async |version| {
         let mut members = start_three(version, &Authority::new()).await;
         let leader_id = connect(&members[0]).status().await.expect("a status").leader;

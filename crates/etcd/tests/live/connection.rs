@@ -1,4 +1,4 @@
-//! Who gets a connection, and what is said to the others.
+//! Which clients get a connection, and which errors the others get.
 
 use std::net::TcpListener;
 use std::time::{Duration, Instant};

@@ -88,7 +88,7 @@ fn a_transaction_takes_one_of_its_branches() {
 }
 
 #[test]
-fn a_watch_tells_what_happens_and_what_happened() {
+fn a_watch_reports_new_and_past_events() {
     on_every_version(async |version| {
         let (_etcd, client) = open_etcd(version, Setup::password()).await;
         let before = client.put("w/1", "before").await.expect("a write");
@@ -207,7 +207,7 @@ fn a_full_database_says_so_and_is_freed_again() {
 
 /// More than one connection of HTTP/2 takes, each with more than a window of it that nobody reads.
 #[tokio::test]
-async fn watches_that_nobody_reads_hold_up_no_other_call() {
+async fn unread_watches_delay_no_other_call() {
     const WATCHES: usize = 70;
     let etcd = Etcd::start(&Version::newest(), &Authority::new(), Setup::password());
     let client = Client::connect(etcd.options()).expect("good options");

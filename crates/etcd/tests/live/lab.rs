@@ -1,4 +1,4 @@
-//! Starts etcd processes for the tests: each on a loopback address of its own, with a temporary directory, TLS, and an end in `Drop`.
+//! Starts etcd processes for the tests: each on a separate loopback address, with a temporary directory and TLS, stopped in `Drop`.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};

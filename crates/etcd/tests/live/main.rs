@@ -1,4 +1,4 @@
-//! The client against real etcd processes, on every version that the lab holds.
+//! The client with real etcd processes, in every version that the lab has.
 
 mod auth;
 mod cluster;

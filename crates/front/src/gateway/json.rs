@@ -1,5 +1,5 @@
-//! JSON to the bytes of a message, and back, by the table of its fields. As protobuf's JSON is defined: bytes in base64, numbers of 64
-//! bits as text, enums by name, and what has no value left out.
+//! Converts between JSON and the bytes of a message, by the table of its fields. Follows protobuf's JSON mapping: bytes in base64,
+//! 64-bit numbers as text, enums by name, and empty fields left out.
 
 use base64::Engine;
 use base64::alphabet;
@@ -64,7 +64,7 @@ fn put_message(to: &mut Vec<u8>, value: &Value, message: Message, place: &str, d
     Ok(())
 }
 
-/// By its own name, or by that which protobuf's JSON makes of it: `range_end` or `rangeEnd`.
+/// By its name in protobuf or in its JSON form: `range_end` or `rangeEnd`.
 fn is_named(field: &Field, name: &str) -> bool {
     let mut camel = String::with_capacity(field.name.len());
     let mut upper = false;
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_there_comes_back() {
+    fn stored_data_is_read_back_unchanged() {
         let put = r#"{"key":"Zm9v","value":"YmFy","lease":"-9223372036854775808","prev_kv":true}"#;
         assert_eq!(there_and_back(put, schema::PUT), serde_json::from_str::<Value>(put).unwrap());
         let range =

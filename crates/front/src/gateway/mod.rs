@@ -1,5 +1,5 @@
-//! etcd's v3 API as JSON over HTTP, as etcd's own gateway has it. The members' gateways stay off: they ignore client certificates, and
-//! refuse some of them. Here each call becomes one of gRPC, sent as the user who asks.
+//! etcd's v3 API as JSON over HTTP, like etcd's own gateway. The members' gateways stay off: they ignore client certificates, and
+//! refuse some of them. Here each request becomes a gRPC call, sent as the user who made it.
 
 mod json;
 mod schema;

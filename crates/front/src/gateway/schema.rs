@@ -1,5 +1,5 @@
-//! The messages of etcd's API that REST clients send and get: names, numbers and types, as etcd's own JSON gateway knows them. Each is
-//! a line here, so neither side needs separate code.
+//! The messages of etcd's API for REST clients: names, numbers and types, as in etcd's own JSON gateway. Each field is one line here,
+//! so neither direction needs separate code.
 
 /// A message: its fields.
 pub type Message = &'static [Field];

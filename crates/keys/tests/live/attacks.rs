@@ -1,4 +1,4 @@
-//! What somebody may send who means no good, and what a process may leave behind when it is killed.
+//! Malicious requests, and what a killed process may leave behind.
 
 use std::time::Duration;
 
@@ -132,7 +132,7 @@ fn an_answer_is_bounded_and_so_are_all_together() {
         assert_eq!(ask(at, "GET", "/v2/keys/m", "").await.status, 200);
         assert!(room.is_empty());
 
-        // What has happened comes in parts, so whoever waits gets all of it.
+        // Past events are sent in parts, and a waiting client gets all of them.
         let wait = format!("/v2/keys/?wait=true&recursive=true&stream=true&waitIndex={first}");
         let (mut waiting, mut events) = (begin(at, "GET", &wait, "").await, String::new());
         while events.matches("\"action\"").count() < 6 {

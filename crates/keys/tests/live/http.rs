@@ -1,4 +1,4 @@
-//! A client that speaks HTTP to either side, byte by byte.
+//! A client that sends HTTP byte by byte to either side.
 
 use std::net::SocketAddr;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! The v2 API against real etcds: the newest one, without v2, behind this library, and an etcd with v2 to compare with.
+//! The v2 API on real etcd processes: the newest one, without v2, behind this library, and one with v2 for comparison.
 
 mod attacks;
 mod http;

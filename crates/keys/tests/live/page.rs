@@ -1,4 +1,4 @@
-//! The page of the seed, line by line: planets and galaxies put, read, changed and deleted, and who leads.
+//! A tutorial page, line by line: planets and galaxies put, read, changed and deleted, and the leader.
 
 use std::time::Duration;
 

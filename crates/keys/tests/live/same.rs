@@ -1,5 +1,5 @@
-//! The same requests, one after the other, to an etcd with v2 and to the library on an etcd without: the answers are the same, but
-//! for where indexes begin and the order of nodes in a directory, which etcd leaves open.
+//! The same requests in the same order to an etcd with v2 and to the library on an etcd without it: the answers are equal, except
+//! for the first index and the order of nodes in a directory, which etcd does not define.
 
 use std::net::SocketAddr;
 

@@ -1,4 +1,4 @@
-//! Random requests, the same for the same seed. Indexes in them are relative to the beginning.
+//! Random requests, deterministic for a seed. Indexes in them are relative to the first one.
 
 #[derive(Clone, Debug)]
 pub struct Step {

@@ -1,4 +1,4 @@
-//! Both sides, and what they run on.
+//! Both sides, and their processes.
 
 use std::net::SocketAddr;
 

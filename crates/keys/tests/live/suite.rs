@@ -1,5 +1,5 @@
-//! A suite that is not ours: python-etcd's integration tests. They start three programs named `etcd` and speak v2 to them; here each is
-//! the library, and all three serve one real etcd. `cargo xtask lab v2` installs what is needed.
+//! A third-party suite: python-etcd's integration tests. They start three programs named `etcd` and use v2; here each is the library,
+//! and all three serve one real etcd. `cargo xtask lab v2` installs what is needed.
 
 use std::env;
 use std::fs;

@@ -64,7 +64,7 @@ const SCENES: [(&str, &str); 22] = [
 ];
 
 #[test]
-fn somebody_who_waits_sees_what_etcd_shows() {
+fn a_waiting_client_sees_the_same_as_with_etcd() {
     run(async {
         let (theirs, ours) = (Theirs::start("3.4.23").await, Ours::start().await);
         for (wait, write) in SCENES {
@@ -126,7 +126,7 @@ fn history_that_etcd_has_compacted_is_cleared() {
 }
 
 #[test]
-fn what_expires_is_told_and_gone() {
+fn expired_nodes_are_reported_and_deleted() {
     run(async {
         let ours = Ours::start().await;
         ask(ours.at, "PUT", "/v2/keys/t?value=x&ttl=1", "").await;
@@ -162,7 +162,7 @@ fn a_directory_expires_with_all_that_is_in_it() {
 }
 
 #[test]
-fn those_who_wait_are_bounded_and_free_their_place_when_they_go() {
+fn waiting_clients_are_limited_and_free_their_place_when_they_leave() {
     run(async {
         let ours = Ours::with(&Version::newest(), Settings { max_waiters: 2, ..Settings::default() }).await;
         let wait = || begin(ours.at, "GET", "/v2/keys/w?wait=true", "");

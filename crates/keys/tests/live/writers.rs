@@ -1,4 +1,4 @@
-//! Several processes that serve one store: no update is lost, and names in order are never given twice.
+//! Several processes that serve one store: no update is lost, and in-order names are never assigned twice.
 
 use std::net::SocketAddr;
 

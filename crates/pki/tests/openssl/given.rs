@@ -1,4 +1,4 @@
-//! Certificates and keys that an operator made elsewhere: every problem is found, and all at once.
+//! User-provided certificates and keys: all problems are found at once.
 
 use jiff::Timestamp;
 use quorate_pki::{
@@ -90,7 +90,7 @@ fn a_leaf_of_another_ca_does_not_chain_even_if_the_names_agree() {
 }
 
 #[test]
-fn another_key_is_told_from_one_that_cannot_be_read() {
+fn a_different_key_and_an_unreadable_one_have_different_errors() {
     let given = given(&wish("etcd-1"));
     let with_key =
         |key: Secret| check_given_leaf(&given.chain, &key, given.authority.certificate_pem(), &need(), now());
@@ -101,7 +101,7 @@ fn another_key_is_told_from_one_that_cannot_be_read() {
 }
 
 #[test]
-fn unreadable_certificates_are_told_apart() {
+fn unreadable_certificates_have_different_errors() {
     let given = given(&wish("etcd-1"));
     let key = given.key.to_pem();
     let parts = |chain: &str, ca: &str| -> Vec<_> {

@@ -1,4 +1,4 @@
-//! The keys for etcd's JSON web tokens, in the forms that Go's library of etcd 3.4 insists on.
+//! The keys for etcd's JSON web tokens, in the forms that etcd 3.4's Go library requires.
 
 use quorate_pki::{JwtAlgorithm, jwt_keypair};
 

@@ -1,4 +1,4 @@
-//! Authorities that an operator brings: each refusal with its facts, and what is kept of a chain.
+//! User-provided authorities: each error with its facts, and which parts of a chain are kept.
 
 use jiff::Timestamp;
 use quorate_pki::{Authority, AuthorityLack, Error, KeyAlgorithm, Secret, inspect, subject_key_id};

@@ -1,4 +1,4 @@
-//! The crate as its users see it, with the real `openssl` command as the second opinion. Without it these tests fail.
+//! The crate as its users see it, cross-checked with the real `openssl` command. Without it these tests fail.
 
 mod given;
 mod jwt;

@@ -1,4 +1,4 @@
-//! Authorities that quorate makes, and what they sign, seen by OpenSSL.
+//! Authorities that quorate creates and the certificates they sign, as OpenSSL sees them.
 
 use jiff::SignedDuration;
 use quorate_pki::{
@@ -74,7 +74,7 @@ fn a_generated_authority_says_what_it_is_and_signs_no_further_authority() {
 }
 
 #[test]
-fn a_leaf_says_what_was_wished_and_nothing_of_what_was_asked_for() {
+fn a_leaf_contains_what_was_wished_and_nothing_from_the_request() {
     let openssl = OpenSsl::new();
     openssl.run(
         "req -new -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -keyout key.pem -out csr.pem -subj /CN=root/O=Evil \
@@ -107,7 +107,7 @@ fn a_leaf_says_what_was_wished_and_nothing_of_what_was_asked_for() {
 }
 
 #[test]
-fn every_leaf_has_a_serial_number_of_its_own() {
+fn every_leaf_has_a_unique_serial_number() {
     let openssl = OpenSsl::new();
     let (authority, key) = (authority(KeyAlgorithm::P256), p256());
     let serials: std::collections::BTreeSet<_> = (0..4)

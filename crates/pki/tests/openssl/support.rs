@@ -1,4 +1,4 @@
-//! What the tests share: the real `openssl` as a second opinion, and short ways to make authorities and leaves.
+//! Shared by the tests: the real `openssl`, and helpers to create authorities and leaf certificates.
 
 use std::net::IpAddr;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! The Network Load Balancer in front of etcd: with a listener that passes TLS through, and a target group whose members are addresses. Both
-//! have a name that has the cluster's ID in it, because Elastic Load Balancing finds by name; that they are the cluster's, their tags say.
+//! The Network Load Balancer in front of etcd, with a listener that passes TLS through, and a target group of addresses. The names of both
+//! contain the cluster's ID, because Elastic Load Balancing looks up by name; their tags are their mark.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -24,7 +24,7 @@ const HEALTH_INTERVAL: u64 = 10;
 const HEALTH_ANSWERS: u64 = 2;
 /// How long connections to a member that was taken out may go on, in seconds.
 const DRAINING: u64 = 30;
-/// How long a load balancer that is deleted may keep its target group and its interfaces.
+/// How long a deleted load balancer may keep its target group and its interfaces.
 const LETTING_GO: Duration = Duration::from_secs(300);
 const ABSENT: [&str; 3] = ["LoadBalancerNotFound", "TargetGroupNotFound", "ListenerNotFound"];
 const THERE: [&str; 3] = ["DuplicateLoadBalancerName", "DuplicateTargetGroupName", "DuplicateListener"];
@@ -33,7 +33,7 @@ const IN_USE: &str = "ResourceInUse";
 #[derive(Clone, Debug)]
 struct Balancer {
     arn: String,
-    /// Where clients find it, and the hosted zone of that name.
+    /// Its name for clients, and the hosted zone of that name.
     dns: String,
     zone: String,
     scheme: String,
@@ -70,7 +70,7 @@ impl Balancer {
 #[derive(Clone, Debug)]
 struct TargetGroup {
     arn: String,
-    /// Whether it is as this program makes it.
+    /// Whether its settings are those of this program.
     fits: bool,
     is_ours: bool,
 }
@@ -125,7 +125,7 @@ impl Aws {
         tags
     }
 
-    /// By name. Whether it is ours, its tags say.
+    /// By name. Its tags show whether it belongs to this cluster.
     async fn find_balancer(&self) -> Result<Option<Balancer>, AwsError> {
         let call = Call::balancing("read the load balancer", "DescribeLoadBalancers");
         let found = self.balancing_list(call.members("Names", [self.balancer_name()]), "LoadBalancers").await?;
@@ -167,7 +167,7 @@ impl Aws {
         Ok(found.iter().filter_map(Target::read).collect())
     }
 
-    /// Whether clients that come to it are led to the target group.
+    /// Whether its listener forwards clients to the target group.
     async fn is_listening(&self, balancer: &Balancer, group: &TargetGroup) -> Result<Option<bool>, AwsError> {
         let call = Call::balancing("read the listener of the load balancer", "DescribeListeners");
         let found = self.balancing_list(call.with("LoadBalancerArn", &balancer.arn), "Listeners").await?;
@@ -181,7 +181,7 @@ impl Aws {
         Ok(listener.map(leads))
     }
 
-    /// Where records of Route53 lead to: its name and the zone of that.
+    /// The target of Route53's records: its name and the zone of that.
     pub(super) async fn balancer_alias(&self) -> Result<Option<(String, String)>, AwsError> {
         let balancer = self.find_balancer().await?.filter(|balancer| balancer.is_ours);
         Ok(balancer.map(|balancer| (balancer.dns.to_lowercase(), balancer.zone)))
@@ -195,7 +195,7 @@ impl Aws {
         ];
         let obstacle = others.into_iter().flatten().next().map(|what| Obstacle {
             what: format!("there is a {what} {} without the mark of this cluster", self.balancer_name()),
-            remedy: format!("delete that {what} if nobody needs it, or remove `load_balancer` from the spec"),
+            remedy: format!("delete that {what} if it is not needed, or remove `load_balancer` from the spec"),
         });
         let is_ours = balancer.as_ref().is_some_and(|one| one.is_ours) || group.as_ref().is_some_and(|one| one.is_ours);
         if !is_ours && obstacle.is_none() {
@@ -295,7 +295,7 @@ impl Aws {
             let call = call.with("LoadBalancerArn", &found.arn).members("SecurityGroups", &groups);
             self.session()?.call(&call).await?;
         }
-        // A zone whose member is down leads to those of others.
+        // A zone whose member is down forwards to members in others.
         let call = Call::balancing("configure the load balancer", "ModifyLoadBalancerAttributes")
             .with("LoadBalancerArn", &found.arn)
             .pairs("Attributes", [("load_balancing.cross_zone.enabled", "true")]);
@@ -340,8 +340,8 @@ impl Aws {
             let call = Call::balancing("configure the target group", "ModifyTargetGroup");
             self.session()?.call(&Self::health_check(call.with("TargetGroupArn", &found.arn))).await?;
         }
-        // With the client's address members' firewalls and logs see who comes. A member that leaves ends what is left of its
-        // connections: etcd's clients connect again.
+        // Keeps the client's address for members' firewalls and logs. When a member leaves, its connections are closed:
+        // etcd's clients reconnect.
         let attributes = [
             ("preserve_client_ip.enabled", String::from("true")),
             ("deregistration_delay.timeout_seconds", DRAINING.to_string()),
@@ -376,7 +376,7 @@ impl Aws {
         }
     }
 
-    /// One that leads somewhere else.
+    /// One with another target.
     async fn delete_listener(&self, balancer: &Balancer) -> Result<(), AwsError> {
         let call = Call::balancing("read the listener of the load balancer", "DescribeListeners");
         let found = self.balancing_list(call.with("LoadBalancerArn", &balancer.arn), "Listeners").await?;
@@ -389,13 +389,13 @@ impl Aws {
         Ok(())
     }
 
-    /// Members that are missing come first.
+    /// Missing members are added first.
     async fn set_targets(&self, group: &TargetGroup, wanted: &BTreeSet<IpAddr>) -> Result<(), AwsError> {
         let there = self.targets(group).await?;
         let has: BTreeSet<IpAddr> = there.iter().filter(|one| one.counts()).map(|one| one.address).collect();
         let changes = [
-            ("RegisterTargets", "lead the load balancer to members", wanted.difference(&has).collect::<Vec<_>>()),
-            ("DeregisterTargets", "lead the load balancer away from members", has.difference(wanted).collect()),
+            ("RegisterTargets", "point the load balancer to members", wanted.difference(&has).collect::<Vec<_>>()),
+            ("DeregisterTargets", "remove members from the load balancer", has.difference(wanted).collect()),
         ];
         for (action, doing, addresses) in changes.into_iter().filter(|(.., addresses)| !addresses.is_empty()) {
             let call = Call::balancing(doing, action).with("TargetGroupArn", &group.arn);
@@ -454,7 +454,7 @@ impl Aws {
         Ok(())
     }
 
-    /// A load balancer lets go of what it used some time after it is deleted.
+    /// A load balancer releases its resources some time after it is deleted.
     async fn until_let_go(
         &self,
         what: &str,

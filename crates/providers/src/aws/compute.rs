@@ -1,4 +1,4 @@
-//! Calls about instances: their list, their power, their console, and what AWS says of their health.
+//! Calls about instances: list, power, console, and AWS' status checks.
 
 use std::time::{Duration, Instant};
 
@@ -194,7 +194,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_aws_plans_is_said() {
+    fn events_planned_by_aws_are_reported() {
         let status = "<item><instanceId>i-1</instanceId><systemStatus><status>impaired</status></systemStatus>\
                       <instanceStatus><status>ok</status></instanceStatus><eventsSet>\
                       <item><code>instance-retirement</code><description>The instance is running on degraded hardware</description>\

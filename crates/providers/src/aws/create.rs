@@ -1,6 +1,6 @@
-//! How an instance is created: everything is checked first; then its interface and its data volume are made, then the instance as a draft,
-//! and when it runs and has its volume it becomes a machine. The interface is what stops a controller that was suspended: the next one has
-//! deleted it or uses it, and an interface belongs to one instance.
+//! Creates an instance: everything is checked first; then its interface and its data volume are created, then the instance as a draft.
+//! When it runs and has its volume, it becomes a machine. The interface stops a controller that was suspended: the next one has deleted or
+//! used it, and an interface belongs to one instance.
 
 use std::borrow::Cow;
 
@@ -25,10 +25,10 @@ use crate::{Data, NewMachine, ProviderError};
 
 const GIB: u64 = 1 << 30;
 
-/// All that must be known before anything is created.
+/// Everything that must be known before anything is created.
 struct Prepared {
     image: Found,
-    /// What the member's last machine left.
+    /// Resources of the member's last machine.
     kept: Option<Volume>,
     kept_interfaces: Vec<Interface>,
     subnets: Vec<Subnet>,
@@ -42,7 +42,7 @@ struct Parts {
     data: Option<(String, bool)>,
 }
 
-/// What AWS lacked where it was tried.
+/// The missing capacity of each attempt.
 #[derive(Default)]
 struct Lacks {
     /// Without capacity for an instance or its volume.
@@ -129,7 +129,7 @@ impl Aws {
             address: parts.interface.address,
             fence: new.fence,
             state: State::Draft,
-            // A draft takes along what was made for it when it is deleted. What was kept is not the draft's to lose.
+            // A draft is deleted together with its new resources, but not with kept ones.
             port: Some(parts.interface.id.clone()).filter(|_| parts.interface.state == State::Draft),
             data: parts.data.as_ref().filter(|(_, is_new)| *is_new).map(|(id, _)| id.clone()),
             build: self.settings.build(member),
@@ -137,8 +137,8 @@ impl Aws {
         }
     }
 
-    /// Makes its interface, its volume and its instance, and only then a machine of them. Where AWS has no capacity for any of the types,
-    /// the next zone is tried; where a subnet has no free address, the next subnet.
+    /// Creates its interface, its volume and its instance, and only then marks it as a machine. If AWS has no capacity for any of the
+    /// types, the next zone is tried; if a subnet has no free address, the next subnet.
     pub(super) async fn make(
         &self,
         name: &str,
@@ -294,7 +294,7 @@ impl Aws {
         mark.data = parts.data.as_ref().map(|(id, _)| id.clone());
         self.tag(&format!("mark {}", instance.name), &[&instance.id], mark.parts()).await?;
         self.await_listed(&instance.id).await?;
-        // What the member's earlier machines have left is of no use from now on.
+        // Leftovers of the member's earlier machines are useless from now on.
         used.extend(mark.data);
         if self.settings.data_size_of(member).is_some() {
             for volume in self.left_by(&new.id.member, &used).await? {
@@ -309,7 +309,7 @@ impl Aws {
         Ok(())
     }
 
-    /// A machine that exists must be in the next list, or somebody would make it again.
+    /// An existing machine must be in the next list, or it would be created again.
     async fn await_listed(&self, id: &str) -> Result<(), AwsError> {
         let begun = std::time::Instant::now();
         loop {

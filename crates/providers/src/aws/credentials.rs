@@ -1,4 +1,4 @@
-//! Who asks: credentials as every AWS tool takes them. A profile that the spec names; otherwise variables, a token of another identity, the
+//! Credentials, from the usual sources of AWS tools: a profile that the spec names; otherwise variables, a token of another identity, the
 //! profile of the environment, a container, or the instance that quorate runs on.
 
 use std::path::PathBuf;

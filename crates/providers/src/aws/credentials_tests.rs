@@ -1,4 +1,4 @@
-//! Each source of credentials, against files and servers as AWS' tools have them.
+//! Each source of credentials, with files and servers like those of AWS' tools.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -60,7 +60,8 @@ pub enum AwsError {
     )]
     NoCapacity { types: Vec<String>, zones: Vec<String>, said: String },
     #[error(
-        "no address is free for {member} in {}: add subnets to `provider.aws`, or delete network interfaces that nobody uses ({said})",
+        "no address is free for {member} in {}: add subnets to `provider.aws`, or delete unused network interfaces \
+         ({said})",
         list(subnets)
     )]
     NoAddresses { member: String, subnets: Vec<String>, said: String },
@@ -68,9 +69,7 @@ pub enum AwsError {
         "the user data of {member} has {bytes} bytes, and AWS takes {most}: shorten `admin.ssh_keys` or the address of `program`"
     )]
     UserDataTooLong { member: String, bytes: usize, most: usize },
-    #[error(
-        "{address} is none of the addresses that AWS gives in {range}: it keeps the first four and the last one for itself"
-    )]
+    #[error("AWS does not assign {address} in {range}: it reserves the first four addresses and the last one")]
     Reserved { address: IpAddr, range: String },
     #[error(
         "other machines use the security groups {}: take them off (`aws ec2 modify-network-interface-attribute`), then run this \

@@ -1,5 +1,5 @@
-//! Security groups that quorate makes: what they let in is the list that the machines' own firewall is rendered from. Their tags are their
-//! mark. They have exactly these rules: one that somebody deleted is made again, and one that somebody added is deleted.
+//! Security groups that quorate creates: they allow the same connections as the machines' own firewall. Their tags are their mark. They
+//! have exactly these rules: a deleted one is created again, and an additional one is deleted.
 
 use std::collections::BTreeSet;
 
@@ -136,7 +136,7 @@ impl Aws {
         Ok(groups)
     }
 
-    /// The groups of interfaces, by id: the operator's, or those that quorate makes. Machines that are made together share them.
+    /// The groups of interfaces, by id: the operator's, or those that quorate creates. Machines that are made together share them.
     pub(super) async fn groups_of_interfaces(&self) -> Result<Vec<String>, AwsError> {
         if let Some(given) = &self.settings.security_groups {
             return Ok(given.clone());
@@ -159,7 +159,7 @@ impl Aws {
         self.session()?.unless_absent(&call.list("SecurityGroupId", &wanted)).await.map(drop)
     }
 
-    /// Puts right what somebody changed: rules of the groups, and which groups interfaces have.
+    /// Corrects changes of others: rules of the groups, and which groups interfaces have.
     pub(super) async fn keep_groups(&self, interfaces: &[Interface]) -> Result<(), AwsError> {
         *self.member_group.lock().await = None;
         for interface in interfaces {
@@ -168,7 +168,7 @@ impl Aws {
         self.drop_groups(self.wanted_roles()).await.map(drop)
     }
 
-    /// Makes the groups that are missing, and gives all of them their rules. Returns the one of members, by id.
+    /// Creates the missing groups, and gives all of them their rules. Returns the id of the members' group.
     async fn put_groups(&self) -> Result<String, AwsError> {
         let mut there = self.own_groups().await?;
         for role in self.wanted_roles() {

@@ -1,4 +1,4 @@
-//! What instances are made of, as far as AWS must be asked: the image, the types and the key pair.
+//! What instances are created from, as far as AWS must be asked: the image, the types and the key pair.
 
 use super::Aws;
 use super::error::AwsError;

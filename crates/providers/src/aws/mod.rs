@@ -1,8 +1,8 @@
 //! The provider `aws`: instances of EC2 with network interfaces and volumes, over its query protocol.
 //!
-//! An instance is created last and deleted first, because what it uses cannot be created after it or deleted before it. So everything has a
-//! mark in its tags. What a killed controller leaves is a draft, or an interface or a volume without an instance, and the next controller
-//! deletes it.
+//! An instance is created last and deleted first, because the resources that it uses must exist before it and after it. So each of them has
+//! a mark in its tags. A killed controller leaves a draft, or an interface or a volume without an instance, and the next controller deletes
+//! it.
 
 mod balancer;
 mod compute;
@@ -62,15 +62,15 @@ pub struct Aws {
     patience: Duration,
     polling: Duration,
     session: OnceCell<Rc<Session>>,
-    /// Where machines may be, once it was looked up in a run. Locked while a VPC is made or deleted.
+    /// The possible places of machines, once they were looked up in a run. Locked while a VPC is created or deleted.
     site: tokio::sync::Mutex<Option<Rc<Site>>>,
     /// Instances that the last list had, by id.
     known: RefCell<BTreeSet<String>>,
-    /// What machines have open; empty where security groups are the operator's.
+    /// The machines' open ports; empty if the operator provides security groups.
     openings: Vec<Opening>,
-    /// The security group of members that quorate makes, by id, once it has its rules.
+    /// The security group of members that quorate creates, by id, once it has its rules.
     member_group: tokio::sync::Mutex<Option<String>>,
-    /// What there is or was to be besides machines: those of the spec, and those that the ledger knows.
+    /// Fixtures: those of the spec, and those in the ledger.
     fixtures: BTreeSet<FixtureId>,
     /// These as they were last seen.
     seen_fixtures: RefCell<Option<(Instant, Vec<FixtureSeen>)>>,
@@ -134,7 +134,7 @@ impl Aws {
         let volume = mark.data.clone().filter(|_| data == Data::Goes);
         let interface = mark.port.clone().filter(|_| mark.state != State::Whole || !self.keeps_interface(mark, data));
         let going = || (key("state"), State::Going.name().to_owned());
-        // Once the instance is gone, only their own marks say that these go too.
+        // Once the instance is gone, only their own marks show that these are to be deleted too.
         for id in [&volume, &interface].into_iter().flatten() {
             match self.tag("mark what goes with an instance", &[id], [going()]).await {
                 Err(error) if error.is_absent() => {}
@@ -142,7 +142,7 @@ impl Aws {
             }
         }
         if mark.state == State::Whole {
-            // From now on it is nobody's machine, wherever this may be interrupted.
+            // From now on it no longer counts as a machine, wherever this may be interrupted.
             let tags = [
                 going(),
                 (key("data"), volume.clone().unwrap_or_default()),
@@ -160,8 +160,8 @@ impl Aws {
         Ok(())
     }
 
-    /// Deletes what is half deleted, and drafts, interfaces and volumes that are `doomed`: made under such a fencing number, for such a
-    /// machine. Returns the interfaces that stay; none: nothing that needs a group is left.
+    /// Deletes partially deleted resources, and drafts, interfaces and volumes that are `doomed`: created under such a fencing number,
+    /// for such a machine. Returns the remaining interfaces; none: nothing that needs a group is left.
     async fn sweep(
         &self,
         doomed: impl Fn(u64, Option<&MachineId>) -> bool,
@@ -169,7 +169,7 @@ impl Aws {
         let mut kept = Vec::new();
         for (instance, mark) in self.ours().await? {
             if mark.state == State::Going || mark.state == State::Draft && doomed(mark.fence, None) {
-                // Data that is to stay is not in such a mark.
+                // Data to keep is not in such a mark.
                 self.clear(&instance, &mark, Data::Goes).await?;
             } else {
                 kept.push(mark);
@@ -226,7 +226,7 @@ impl Provider for Aws {
     async fn admit(&self, fence: u64) -> Result<(), ProviderError> {
         if let Some(interfaces) = self.sweep(|made, _| made < fence).await? {
             if self.settings.vpc_cidr.is_some() {
-                // Looked at again, and put right.
+                // Compared again, and corrected.
                 *self.site.lock().await = None;
                 self.site().await?;
             }

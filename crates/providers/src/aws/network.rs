@@ -1,4 +1,4 @@
-//! The network of machines: the subnets that they may be in, and an interface for each, made before its instance and not deleted with it.
+//! The network of machines: their subnets, and an interface for each, created before its instance and not deleted with it.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::rc::Rc;

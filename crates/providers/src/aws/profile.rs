@@ -1,4 +1,4 @@
-//! Files of AWS tools: `~/.aws/config` and `~/.aws/credentials`. Only what leads to credentials and a region is read.
+//! Files of AWS tools: `~/.aws/config` and `~/.aws/credentials`. Reads only what is needed for credentials and the region.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -1,8 +1,8 @@
-//! Records of Route53: one name that leads to the load balancer, or names that lead to members, with what etcd's `--discovery-srv` reads.
+//! Records of Route53: one name for the load balancer, or names for members, with the SRV records of etcd's `--discovery-srv`.
 //!
-//! Records have no tags. A text next to them says whose they are, and which of them. Route53 carries out all changes of one request or none:
-//! the text changes with the records, what should be new must not exist, and what is deleted must be as it was read. So nothing of anybody
-//! else's is overwritten, whatever happens between a look and a change, and no interruption leaves half of it.
+//! Records have no tags. A TXT record next to them names their owner and lists them. Route53 carries out all changes of one request or
+//! none: the TXT record changes with the others, a new record must not exist yet, and a deleted one must be as it was read. So records of
+//! other owners are never overwritten, whatever happens between reading and writing, and an interruption leaves no partial change.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -17,7 +17,7 @@ use super::xml::{REFUSED_CHANGE, Xml};
 use super::zones::Found;
 use crate::marks::key;
 
-/// Where the text is, below the name.
+/// The name of the TXT record, below the cluster's name.
 const MARK: &str = "_quorate";
 const MARK_TTL: u32 = 300;
 const CLIENTS: &str = "_etcd-client-ssl._tcp";
@@ -124,7 +124,7 @@ pub(super) fn plain(name: &str) -> String {
 pub(super) struct Family {
     name: String,
     records: BTreeMap<Key, Record>,
-    /// Whose the text says that they are.
+    /// Their owner, according to the TXT record.
     pub(super) owner: Option<String>,
     owned: BTreeSet<Key>,
 }
@@ -157,12 +157,12 @@ impl Family {
         Record::of(&name, &kind, MARK_TTL, [owner].into_iter().chain(list))
     }
 
-    /// What is there of what the text lists.
+    /// The existing records in the TXT record's list.
     fn own(&self) -> impl Iterator<Item = &Record> {
         self.owned.iter().filter_map(|key| self.records.get(key))
     }
 
-    /// Which of these names somebody else has. A name with a CNAME has nothing else.
+    /// Which of these names belong to others. A name with a CNAME has no other records.
     fn taken<'a>(&'a self, wanted: &BTreeSet<Key>) -> Option<&'a Record> {
         let blocks = |record: &&Record| {
             let key = record.key();
@@ -172,7 +172,7 @@ impl Family {
         self.records.values().find(blocks)
     }
 
-    /// The members that it leads to.
+    /// The members that it points to.
     fn members(&self) -> BTreeMap<IpAddr, Option<MemberName>> {
         let below = format!(".{}", self.name);
         let mut found = BTreeMap::new();
@@ -186,7 +186,7 @@ impl Family {
         found
     }
 
-    /// What makes it as wanted. All of it is carried out, or nothing.
+    /// The changes to the desired state. All of them are carried out, or none.
     fn changes(&self, mark: Option<Record>, wanted: Vec<Record>) -> String {
         let mark_there = self.records.get(&Self::mark_key(&self.name)).filter(|_| self.owner.is_some());
         let there: BTreeSet<&Record> = self.own().chain(mark_there).collect();
@@ -256,7 +256,7 @@ impl Aws {
     pub(super) async fn see_records(&self, fixture: &FixtureId) -> Result<Option<FixtureSeen>, AwsError> {
         let found = self.find_records(fixture).await?;
         let obstacle = match (&found.home, found.at_home()) {
-            // Nobody else than the operator can do anything about it.
+            // Only the operator can correct it.
             (Some(Err(error)), _) => {
                 let remedy = String::from("correct `dns.zone` or `dns.zone_id`, or create the hosted zone");
                 Some(Obstacle { what: error.to_string(), remedy })
@@ -281,10 +281,10 @@ impl Aws {
         Ok(Some(FixtureSeen { is_ours: true, obstacle, leads_to, to_balancer, fault, ..unseen(fixture) }))
     }
 
-    /// What somebody else has where the spec wants something.
+    /// Records of others where the spec wants some.
     fn obstacle(&self, family: &Family) -> Option<Obstacle> {
         let name = &family.name;
-        let remedy = "choose another `dns.name`, or delete what is there if nobody needs it";
+        let remedy = "choose another `dns.name`, or delete the existing records if they are not needed";
         if let Some(owner) = family.owner.as_ref().filter(|owner| **owner != self.cluster_id) {
             let what = format!("the records of {name} are marked as those of another cluster ({owner})");
             return Some(Obstacle { what, remedy: remedy.to_owned() });
@@ -318,7 +318,7 @@ impl Aws {
                 let members = family.members().into_iter().filter_map(|(address, member)| Some((member?, address)));
                 to_members(&family.name, self.ttl(), &members.collect())
             }
-            // It leads elsewhere altogether, which is another matter.
+            // It points somewhere else entirely, which is handled elsewhere.
             _ => return Ok(None),
         };
         let differs = |record: &&Record| family.records.get(&record.key()) != Some(*record);
@@ -478,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_text_does_not_list_is_somebody_elses() {
+    fn records_that_the_txt_record_does_not_list_belong_to_others() {
         let ours = to_members(NAME, 60, &members(&[("etcd-1", "10.0.0.1")]));
         let mut there = family(&ours);
         let wanted: BTreeSet<Key> = to_members(NAME, 60, &members(&[("etcd-1", "10.0.0.1"), ("etcd-2", "10.0.0.2")]))

@@ -1,5 +1,5 @@
-//! User data: all that an instance is told, for cloud-init, for Ignition or for the agent itself. Every process on the instance can read it, so the only secret in
-//! it is the enrolment token, which is bound to the first key and expires.
+//! User data: all settings of a new instance, for cloud-init, for Ignition or for the agent itself. Every process on the instance can read
+//! it, so the only secret in it is the enrolment token, which is bound to the first key and expires.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn what_aws_does_not_take_is_refused_before() {
+    fn what_aws_does_not_accept_is_refused_before() {
         for format in ["cloud_init", "ignition"] {
             let refused = user_data(&settings(format, "https://x.example/q"), &seed(), &machine(200));
             let said = refused.unwrap_err().to_string();

@@ -1,7 +1,7 @@
-//! Calls to AWS: the query protocol of EC2, signed, and repeated where a failure may pass.
+//! Calls to AWS: the query protocol of EC2, signed, and repeated after temporary failures.
 //!
-//! Every call may be repeated: those that create something have a token by which AWS knows the second one, and where it takes none, the
-//! caller looks for what an earlier attempt may have created.
+//! Every call can be repeated: calls that create something have a client token by which AWS recognizes the repetition. Where AWS
+//! accepts no token, the caller first looks for what an earlier attempt may have created.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

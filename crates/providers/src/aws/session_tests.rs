@@ -1,4 +1,4 @@
-//! Against a server that answers as it is told.
+//! Calls to a server with scripted answers.
 
 use std::collections::VecDeque;
 

@@ -1,5 +1,4 @@
-//! Signatures of requests, version 4. Some sixty lines, by which AWS knows who asks: the crates that make them bring more than fifty others
-//! along.
+//! Signatures of requests, version 4. Some sixty lines, because the crates for it bring more than fifty others along.
 
 use jiff::Timestamp;
 use quorate_core::Secret;

@@ -1,4 +1,4 @@
-//! A server that answers as it is told, for tests of calls, and a provider that asks it.
+//! For tests: a server with scripted answers, and a provider that uses it.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

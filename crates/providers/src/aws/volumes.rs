@@ -1,4 +1,4 @@
-//! Data volumes, which can outlive the instance that they were made for. Their tags are their mark. They never leave their zone.
+//! Data volumes, which can outlive their instance. Their tags are their mark. They never leave their zone.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

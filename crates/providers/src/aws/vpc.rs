@@ -1,6 +1,6 @@
-//! A VPC that quorate makes: a subnet in each zone, an internet gateway, and where the spec says so a NAT gateway. Their tags are their mark.
-//! What is missing is made again by the next run, at whichever call the last one ended. Calls that take no client token can make a thing
-//! twice: then one is used and the others are deleted.
+//! A VPC that quorate creates: a subnet in each zone, an internet gateway, and a NAT gateway if the spec asks for one. Their tags are their
+//! mark. The next run creates what is missing, wherever the last one stopped. Calls without a client token can create a resource twice:
+//! then one is used and the others are deleted.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -98,7 +98,7 @@ impl Thing {
 }
 
 impl Aws {
-    /// What was made for this cluster, the oldest mark first where there are several of one.
+    /// Resources of this cluster, the oldest mark first if there are several of one kind.
     async fn things(&self, kind: Kind) -> Result<Vec<Thing>, AwsError> {
         let call = Call::new(format!("list each {}", kind.what), kind.list);
         let call = call.filter(&format!("tag:{}", key("cluster_id")), [&self.cluster_id]);
@@ -118,8 +118,8 @@ impl Aws {
         tags
     }
 
-    /// The one thing of its kind that is wanted: what is there, or what `call` makes. It may be listed a little later than it is made, and a
-    /// call that was repeated may have made two.
+    /// The one desired resource of its kind: the existing one, or what `call` creates. It may be listed a little later, and a repeated call
+    /// may have created two.
     async fn one_of(&self, kind: Kind, fits: impl Fn(&Thing) -> bool, call: Call) -> Result<Thing, AwsError> {
         let find = async || Ok::<_, AwsError>(self.things(kind).await?.into_iter().find(|thing| fits(thing)));
         if let Some(thing) = find().await? {
@@ -142,7 +142,7 @@ impl Aws {
         Err(made.err().unwrap_or(lost))
     }
 
-    /// Makes what is missing of the network, and puts its routes right.
+    /// Creates what is missing of the network, and corrects its routes.
     pub(super) async fn put_network(&self, range: &AddressRange) -> Result<Site, AwsError> {
         let unusable = || AwsError::Missing { what: "layout of", name: range.to_string(), names: Vec::new() };
         let layout = Layout::of(range).ok_or_else(unusable)?;
@@ -346,7 +346,7 @@ impl Aws {
         self.session()?.unless_absent(&call).await.map(drop)
     }
 
-    /// Deletes the network, if nobody else has anything in it. Returns what stays for that reason.
+    /// Deletes the network, if no other resources are in it. Returns what stays for that reason.
     pub(super) async fn drop_network(&self) -> Result<Vec<String>, AwsError> {
         if self.settings.vpc_cidr.is_none() {
             return Ok(Vec::new());

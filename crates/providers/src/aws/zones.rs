@@ -1,6 +1,6 @@
-//! Hosted zones of Route53: several can have one name, such as a private and a public one. The records of a cluster
-//! at one name are one fixture, whichever of these zones they are in. So all of them are searched for the cluster's
-//! mark, also when the spec names one by its id: records that are elsewhere move there, and none are left behind.
+//! Hosted zones of Route53: several can have one name, such as a private and a public one. The records of a cluster at
+//! one name are one fixture, in whichever of these zones they are. So all of them are searched for the cluster's mark,
+//! even if the spec names one by its id: records in another zone move there, and none are left behind.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -227,7 +227,7 @@ async fn a_second_zone_of_the_name_hides_nothing() {
 }
 
 #[tokio::test]
-async fn an_interrupted_move_goes_on() {
+async fn an_interrupted_move_continues() {
     let stage = Stage::new(&[(PUBLIC, ZONE), (PRIVATE, ZONE)]).await;
     put(&stage.by_id(PUBLIC, &[])).await;
     let copy = stage.there.lock().unwrap().zone(PUBLIC).records.clone();

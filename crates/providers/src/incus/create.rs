@@ -1,4 +1,4 @@
-//! How an instance is created: everything is checked first, then a draft is made, its files are written, and only then it becomes a
+//! Creates an instance: everything is checked first, then a draft is created and its files are written. Only then does it become a
 //! machine.
 
 use std::borrow::Cow;
@@ -26,7 +26,7 @@ use crate::{Data, NewMachine, ProviderError};
 /// Where a machine has its data volume.
 const DATA_PATH: &str = "/var/lib/etcd.disk";
 
-/// All that must be known before an instance is created.
+/// Everything that must be known before an instance is created.
 struct Prepared {
     address: IpAddr,
     interface: boot::Interface,
@@ -197,7 +197,7 @@ impl Incus {
         let new_data = size
             .filter(|_| prepared.kept.is_none())
             .map(|size| (self.new_data(member.name.as_str(), new.id.incarnation, new.fence), size.0));
-        // Data that is to stay is not the draft's to lose.
+        // Data to keep does not belong to the draft.
         mark.data = new_data.as_ref().map(|(name, _)| name.clone());
         let target = prepared.target.as_deref();
         let path =

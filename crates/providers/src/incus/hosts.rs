@@ -1,7 +1,7 @@
-//! The hosts of an Incus cluster: which of them answer, and which one gets a new instance. A server that is in no cluster has none.
+//! The hosts of an Incus cluster: which of them answer, and which one gets a new instance. A standalone server has none.
 //!
 //! Incus lists instances on a host that does not answer, but without their configuration, so their marks cannot be read. Such hosts are
-//! reported, and nothing is concluded from what is not seen there.
+//! reported, and their instances never count as gone.
 
 use std::collections::BTreeMap;
 

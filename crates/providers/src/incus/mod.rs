@@ -60,7 +60,7 @@ pub struct Incus {
     consoles: RefCell<BTreeMap<String, String>>,
 }
 
-/// What a list of instances shows.
+/// The content of a list of instances.
 struct Listed {
     /// Instances with a mark of this cluster's name.
     marked: Vec<(Instance, Mark)>,
@@ -170,7 +170,7 @@ impl Incus {
     async fn clear(&self, server: &Server, seen: &Instance, mark: &Mark, data: Data) -> Result<(), IncusError> {
         let doomed = mark.data.clone().filter(|_| data == Data::Goes);
         if mark.state == State::Whole {
-            // From now on it is nobody's machine, wherever this may be interrupted.
+            // From now on it no longer counts as a machine, wherever this may be interrupted.
             let going = Mark { state: State::Going, data: doomed.clone(), ..mark.clone() };
             match self.change(server, seen, &json!({ "config": going.config() })).await {
                 Err(error) if error.is_absent() => return Ok(()),
@@ -215,12 +215,12 @@ impl Incus {
         }
     }
 
-    /// Deletes what is half deleted, and drafts that are `doomed`.
+    /// Deletes partially deleted instances, and drafts that are `doomed`.
     async fn sweep(&self, doomed: impl Fn(&Mark) -> bool) -> Result<(), ProviderError> {
         let server = self.server().await?;
         for (seen, mark) in self.ours(server).await? {
             if mark.state == State::Going || mark.state == State::Draft && doomed(&mark) {
-                // Data that is to stay is not in such a mark.
+                // Data to keep is not in such a mark.
                 self.clear(server, &seen, &mark, Data::Goes).await?;
             }
         }

@@ -1,4 +1,4 @@
-//! The network of instances: what Incus knows of it, and which addresses are free there.
+//! The network of instances: its settings in Incus, and its free addresses.
 
 use std::net::IpAddr;
 
@@ -206,7 +206,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_network_tells_its_subnets_and_what_is_leased() {
+    fn a_network_reports_its_subnets_and_leases() {
         let value = json!({"managed": true, "type": "bridge", "config": {
             "ipv4.address": "10.77.0.1/24", "ipv6.address": "none", "ipv4.dhcp.ranges": "10.77.0.100-10.77.0.200, 10.77.0.210-10.77.0.220",
         }});

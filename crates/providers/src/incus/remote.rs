@@ -1,4 +1,4 @@
-//! Where the server is: the socket of this host, or a remote as the `incus` command keeps them, with its certificate and ours.
+//! The server's address: the socket of this host, or a remote of the `incus` command with its certificate and the client's.
 
 use std::fs;
 use std::path::{Path, PathBuf};

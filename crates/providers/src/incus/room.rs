@@ -1,5 +1,5 @@
-//! Whether there is room for the machines that the cluster still lacks: in the storage pool, and within the limits of the project. They
-//! are counted together, so that the first one is refused and not the last.
+//! Checks whether the storage pool and the project's limits have room for all machines that the cluster still lacks. They are counted
+//! together, so the first one is refused instead of the last.
 
 use std::borrow::Cow;
 
@@ -120,7 +120,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn the_limit_of_a_project_is_told_with_its_numbers() {
+    fn the_limit_of_a_project_is_reported_with_its_numbers() {
         let needed = Needed { members: ["a", "b", "c"].map(String::from).into(), cpus: 6, memory: 3 << 30, disk: 0 };
         let limits = |instances: i64, memory: i64| {
             json!({

@@ -1,4 +1,4 @@
-//! The REST API of one server. Every request has a time limit; what Incus does in the background is waited for.
+//! The REST API of one server. Every request has a time limit; background operations of Incus are waited for.
 
 use std::cell::{Cell, RefCell};
 use std::io;

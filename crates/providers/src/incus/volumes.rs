@@ -1,6 +1,6 @@
 //! Storage: the free space of a pool, and data volumes, which can outlive their instance. The name of each contains the incarnation of
-//! its machine and the fencing number of the controller that created it, so that a controller that was suspended deletes only volumes
-//! that it knows.
+//! its machine and the fencing number of the controller that created it, so a controller that was suspended deletes only volumes that
+//! it knows.
 
 use hyper::Method;
 use serde_json::{Value, json};

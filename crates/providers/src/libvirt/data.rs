@@ -1,6 +1,6 @@
-//! Data volumes, which may outlive the machine that they were made for. The name of each bears the incarnation of that machine and the
-//! fencing number of the controller that made it. libvirt knows no fence: a controller that sleeps inside a call and wakes late can
-//! then delete only what it has meant, and never what its successor has made.
+//! Data volumes, which may outlive their machine. The name of each contains the incarnation of that machine and the fencing number of
+//! the controller that created it. libvirt has no fencing: a controller that was suspended inside a call can then delete only the
+//! volume that it meant, and never one that its successor created.
 
 use super::domain::Volume;
 use super::hypervisor::{DATA_SUFFIX, Hypervisor, PREFIX};
@@ -15,7 +15,7 @@ impl Hypervisor {
         Volume { pool: self.settings.pool.clone(), name }
     }
 
-    /// What the machines of a member have left, the newest last.
+    /// Data of a member's former machines, the newest last.
     async fn left_by(&self, member: &str) -> Result<Vec<Volume>, LibvirtError> {
         let beginning = format!("{PREFIX}{}-", self.cluster_id);
         let made = |volume: &Volume| made_for(volume.name.strip_prefix(&beginning)?.strip_suffix(DATA_SUFFIX)?, member);
@@ -32,7 +32,7 @@ impl Hypervisor {
         Ok(self.left_by(member).await?.pop())
     }
 
-    /// Removes data that no machine of the member has, once its present one is whole: that one has it all, or was made without it.
+    /// Removes data that no machine of the member uses, once its current one is complete: it has all data, or was created without.
     pub(super) async fn remove_left_data(&self, member: &str) -> Result<(), ProviderError> {
         for volume in self.left_by(member).await? {
             self.virsh.delete_volume(&volume).await?;

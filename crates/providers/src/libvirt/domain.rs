@@ -1,5 +1,5 @@
-//! A machine as libvirt knows it: a domain. It carries quorate's mark as metadata, and from the mark follows all that belongs to
-//! it, so that what exists is found by looking.
+//! A machine as libvirt knows it: a domain. Its metadata is quorate's mark, which names everything that belongs to it, so
+//! existing resources can be found.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -30,23 +30,23 @@ pub(super) struct Mark {
     /// Of the controller that makes it.
     pub(super) fence: u64,
     pub(super) state: State,
-    /// What was made for this machine alone, and goes with it.
+    /// Resources of this machine alone, which are deleted with it.
     pub(super) volumes: Vec<Volume>,
-    /// What was made for its member, and may stay.
+    /// Resources of its member, which may stay.
     pub(super) data: Option<Volume>,
     /// What it was made of.
     #[serde(default)]
     pub(super) build: Option<Build>,
     /// Where its console is written to.
     pub(super) console: PathBuf,
-    /// Whether its agent is reached over the serial port alone.
+    /// Whether its agent is reached only over the serial port.
     pub(super) line_only: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum State {
-    /// Its disks are being made. It is nobody's machine yet.
+    /// Its disks are being created. It does not count as a machine yet.
     Draft,
     Whole,
     /// Its disks are being removed.
@@ -66,7 +66,7 @@ impl Mark {
         format!("<{MARK_ELEMENT}>{}</{MARK_ELEMENT}>", escaped(&mark))
     }
 
-    /// As it stands in a domain's description.
+    /// The mark in a domain's description.
     fn metadata(&self) -> String {
         let mark = serde_json::to_string(self).expect("plain data serializes");
         let name = format!("{MARK_KEY}:{MARK_ELEMENT}");
@@ -126,7 +126,7 @@ pub(super) fn attribute(element: Node<'_, '_>, name: &str) -> Option<String> {
     element.attribute(name).map(str::to_owned)
 }
 
-/// What a machine is to be.
+/// The description of a new machine.
 pub(super) struct Wanted<'a> {
     pub(super) name: &'a str,
     pub(super) uuid: &'a str,
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_running_domain_tells_its_line() {
+    fn a_running_domain_shows_its_serial_line() {
         let description = "<domain type='qemu' id='7'>\n  <name>a</name>\n  <uuid>u</uuid>\n<devices><channel type='unix'>\
             <source mode='bind' path='/run/x'/><target type='virtio' name='org.qemu.guest_agent.0'/></channel>\n\
             <channel type='unix'><source mode='bind' path='/run/y'/><target type='virtio' name='io.quorate.agent'/></channel>\
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_wrote_into_a_domain_is_not_taken_for_its_own() {
+    fn metadata_of_other_tools_in_a_domain_is_not_mistaken_for_a_mark() {
         let description = "<!-- <domain id='7'> --><domain type='kvm'><metadata><a:b xmlns:a='urn:quorate:machine:2'>{}</a:b>\
             <note>&lt;mac address='52:54:00:00:00:01'/></note></metadata>\
             <name>a &amp; b</name><uuid>u</uuid><title><![CDATA[<name>other</name>]]></title></domain>";

@@ -29,11 +29,11 @@ use crate::seed_disk::{seed_disk, static_program};
 use crate::{Data, Directories, NewMachine, ProviderError, last_lines};
 use quorate_core::text::with_causes;
 
-/// How the names of all our domains and volumes begin.
+/// The prefix of the names of all quorate's domains and volumes.
 pub(super) const PREFIX: &str = "quorate-";
 pub(super) const ROOT_SUFFIX: &str = "-root.qcow2";
 pub(super) const DATA_SUFFIX: &str = "-data.qcow2";
-/// How long a machine may take to shut down before its plug is pulled.
+/// How long a machine may take to shut down before it is switched off.
 const STOP_PATIENCE: Duration = Duration::from_secs(60);
 /// How much of a console is shown when there is nothing else to show.
 const LAST_LINES: usize = 20;
@@ -79,7 +79,7 @@ impl Hypervisor {
         Hypervisor { virsh: Virsh::new(program, uri), ..self }
     }
 
-    /// Pulls the plug earlier of machines that do not shut down.
+    /// Switches machines off earlier that do not shut down.
     pub(super) fn stopping_within(self, stop_patience: Duration) -> Self {
         Hypervisor { stop_patience, ..self }
     }
@@ -116,7 +116,7 @@ impl Hypervisor {
         Ok(marked.filter(|(_, mark)| mark.cluster == cluster).collect())
     }
 
-    /// Those that this very cluster has made or begun.
+    /// Those that this cluster has created or begun.
     pub(super) async fn ours(&self) -> Result<Vec<(Found, Mark)>, LibvirtError> {
         let marked = self.marked().await?;
         Ok(marked.into_iter().filter(|(_, mark)| mark.cluster_id == self.cluster_id).collect())
@@ -127,7 +127,7 @@ impl Hypervisor {
         Ok(self.ours().await?.into_iter().find(|(_, mark)| meant(mark) && mark.state == State::Whole))
     }
 
-    /// Changes a mark, of exactly the domain that was seen: one that has its name by now is another.
+    /// Changes the mark of exactly the observed domain: another one may have its name by now.
     async fn set_mark(&self, found: &Found, mark: &Mark) -> Result<(), LibvirtError> {
         let element = mark.element();
         let mut words =
@@ -138,11 +138,11 @@ impl Hypervisor {
         self.virsh.run(&words).await.map(drop)
     }
 
-    /// Removes a domain with all that was made for it.
+    /// Removes a domain with everything that was created for it.
     async fn clear(&self, found: &Found, mark: &Mark, data: Data) -> Result<(), ProviderError> {
         let doomed = mark.data.clone().filter(|_| data == Data::Goes);
         if mark.state == State::Whole {
-            // From now on it is nobody's machine, wherever this may be interrupted.
+            // From now on it no longer counts as a machine, wherever this may be interrupted.
             self.set_mark(found, &Mark { state: State::Going, data: doomed.clone(), ..mark.clone() }).await?;
         }
         self.power_off(found).await?;
@@ -165,14 +165,14 @@ impl Hypervisor {
         }
     }
 
-    /// Removes what is half made or half removed, where these words fit its mark, and disks that belong to no domain any more.
+    /// Removes unfinished and partially removed domains whose mark matches, and disks that belong to no domain any more.
     async fn sweep(&self, doomed: impl Fn(&Mark) -> bool) -> Result<(), ProviderError> {
-        // Looked for before the domains: who makes a disk has defined its domain by then.
+        // Listed before the domains: a controller defines the domain before it creates a disk.
         let mut roots = self.volumes_of_cluster(ROOT_SUFFIX).await?;
         let mut seeds = self.seeds_by_name().await?;
         for (found, mark) in self.ours().await? {
             if mark.state == State::Going || mark.state == State::Draft && doomed(&mark) {
-                // Data that is to stay is not in such a mark.
+                // Data to keep is not in such a mark.
                 self.clear(&found, &mark, Data::Goes).await?;
             }
             roots.retain(|root| !mark.volumes.contains(root));
@@ -226,7 +226,7 @@ impl Hypervisor {
         Ok(marks.next().map(|mark| format!("{} of cluster {}", mark.member, mark.cluster)))
     }
 
-    /// What is in the way of a new machine, or missing for it, told before anything is made.
+    /// Obstacles to a new machine, and missing resources, reported before anything is created.
     async fn prepare(&self, domain: &str, member: &MemberSpec, draft: &Mark) -> Result<Prepared, ProviderError> {
         let name = member.name.to_string();
         let pool = self.settings.pool.clone();
@@ -290,7 +290,7 @@ impl Hypervisor {
         Volume { pool: pool.to_owned(), name: name.to_owned() }
     }
 
-    /// The disk of an operator's own volume.
+    /// The disk of a user-provided volume.
     async fn brought(&self, name: &quorate_core::spec::VolumeName) -> Result<Disk, LibvirtError> {
         let volume = self.volume(name);
         let format = self.virsh.volume(&volume).await?.format;
@@ -326,7 +326,7 @@ impl Hypervisor {
         }
     }
 
-    /// Makes the disks of a draft, and only then lets it be a machine.
+    /// Creates the disks of a draft, and only then marks it as a machine.
     async fn make(
         &self,
         domain: &str,
@@ -341,7 +341,7 @@ impl Hypervisor {
             Data::Stays if mark.data.is_some() => self.kept_data(member.name.as_str()).await?,
             _ => None,
         };
-        // Data that is to stay is not the draft's to lose.
+        // Data to keep does not belong to the draft.
         let draft = Mark { data: mark.data.take().filter(|_| kept.is_none()), ..mark.clone() };
         mark.data = kept.or_else(|| draft.data.clone());
         let prepared = self.prepare(domain, member, &draft).await?;
@@ -394,7 +394,7 @@ impl Hypervisor {
         self.remove_left_data(member.name.as_str()).await
     }
 
-    /// What the machine is told that it is.
+    /// The machine's settings.
     fn machine(&self, machine: &str, member: &MemberSpec, data_disk: bool) -> boot::Machine {
         let admin = &self.settings.admin;
         let interfaces = section(member).interfaces.iter().enumerate().map(|(number, interface)| boot::Interface {
@@ -423,7 +423,7 @@ impl Hypervisor {
 struct Prepared {
     interfaces: Vec<(Attachment, String)>,
     seed: Volume,
-    /// What the root disk is made of.
+    /// The source of the root disk.
     image: Option<volumes::Details>,
 }
 
@@ -481,7 +481,7 @@ impl Hypervisor {
         self.sweep(|mark| mark.fence == fence).await
     }
 
-    /// `elsewhere` is who has the address on another host.
+    /// `elsewhere` is the owner of the address on another host.
     pub(super) async fn create(&self, new: &NewMachine<'_>, elsewhere: Option<String>) -> Result<(), ProviderError> {
         let domain = self.domain_name(new.name);
         if let Some(found) = self.domain(&domain).await? {

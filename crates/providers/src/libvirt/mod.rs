@@ -1,5 +1,5 @@
-//! The provider `libvirt`: virtual machines on one host or on several, each with its own libvirt. A host that cannot be reached
-//! hides its machines, and none of the others.
+//! The provider `libvirt`: virtual machines on one or several hosts, each with its own libvirt. If a host cannot be reached,
+//! only its own machines are hidden.
 
 mod data;
 mod domain;
@@ -28,7 +28,7 @@ pub use virsh::LibvirtError;
 
 /// How long a host among several may take to list its machines.
 const LOOK: Duration = Duration::from_secs(20);
-/// A host that did not answer is not asked again before this time, so that it does not hold up every look.
+/// A host that did not answer is not asked again before this time, so that it does not delay every observation.
 const PAUSE: Duration = Duration::from_secs(15);
 
 pub struct Libvirt {
@@ -39,7 +39,7 @@ pub struct Libvirt {
     cluster_id: String,
     /// Hosts that did not answer, when, and what they said instead.
     away: RefCell<BTreeMap<String, (Instant, String)>>,
-    /// Hosts that were out of reach when this controller was admitted.
+    /// Hosts that were unreachable when this controller was admitted.
     missed: RefCell<BTreeSet<String>>,
 }
 
@@ -69,7 +69,7 @@ impl Libvirt {
         self
     }
 
-    /// Pulls the plug earlier of machines that do not shut down.
+    /// Switches machines off earlier that do not shut down.
     pub fn stopping_within(mut self, patience: Duration) -> Self {
         self.hypervisors = self.hypervisors.into_iter().map(|h| h.stopping_within(patience)).collect();
         self
@@ -79,7 +79,7 @@ impl Libvirt {
         self.hypervisors.len() == 1
     }
 
-    /// The host on which a machine is. What is out of reach may have it: then nobody is told that it is nowhere.
+    /// The host of a machine. An unreachable host may have it: then the machine is not reported as missing.
     async fn host_of(&self, machine: &MachineId) -> Result<Option<&Hypervisor>, ProviderError> {
         if let [only] = &self.hypervisors[..] {
             return Ok(Some(only));
@@ -99,7 +99,7 @@ impl Libvirt {
         unseen.map_or(Ok(None), |error| Err(error.into()))
     }
 
-    /// Whether a host among several can be spoken to now. One that is alone is spoken to in any case.
+    /// Whether a host among several can be reached now. A single host is always tried.
     async fn answers(&self, hypervisor: &Hypervisor) -> Result<bool, ProviderError> {
         if self.is_alone() {
             return Ok(true);
@@ -138,7 +138,7 @@ impl Libvirt {
         looked
     }
 
-    /// Who has an address on another host, as far as those can be asked.
+    /// The owner of an address on another host, if that can be reached.
     async fn held_elsewhere(&self, host: &Hypervisor, address: IpAddr) -> Result<Option<String>, ProviderError> {
         for other in self.hypervisors.iter().filter(|other| other.uri() != host.uri()) {
             if self.answers(other).await?

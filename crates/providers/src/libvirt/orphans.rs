@@ -1,5 +1,5 @@
-//! Seed disks whose domain is gone: somebody undefined it manually, and no mark names them any more. Their names are the operator's
-//! choice, so what is on them decides whose they are.
+//! Seed disks without a domain: someone undefined it manually, and no mark names them any more. The operator chooses their names,
+//! so their content decides whose they are.
 
 use super::domain::Volume;
 use super::hypervisor::{Hypervisor, PREFIX};

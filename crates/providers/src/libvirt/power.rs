@@ -1,4 +1,4 @@
-//! Switching machines on and off, and whether they come up with their host.
+//! Switches machines on and off, and sets whether they start with their host.
 
 use std::time::{Duration, Instant};
 

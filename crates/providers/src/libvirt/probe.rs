@@ -1,5 +1,5 @@
-//! Whether machines can run on the processor itself. libvirt says so wherever KVM can be opened, which is not enough: on hosts
-//! that are machines themselves it may open and then fail at the first modern instruction. So a trial machine is booted.
+//! Checks whether machines can use KVM. libvirt offers it if `/dev/kvm` can be opened, which is not enough: on virtual hosts KVM may open
+//! and then fail at the first modern instruction. So a trial machine is booted.
 
 use std::fs;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! libvirt, spoken to through `virsh`: no shell in between, and what it complains about told in our own words.
+//! Controls libvirt through `virsh`, without a shell, and translates its errors.
 
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -51,12 +51,12 @@ fn listed(known: &[String]) -> String {
 }
 
 impl LibvirtError {
-    /// Whether libvirt itself did not answer, or not to us.
+    /// Whether libvirt itself did not answer, or refused access.
     pub(super) fn is_away(&self) -> bool {
         matches!(self, LibvirtError::Unreachable { .. } | LibvirtError::Denied { .. } | LibvirtError::Silent { .. })
     }
 
-    /// Whether what was asked about is not there.
+    /// Whether the requested resource does not exist.
     pub(super) fn is_absent(&self) -> bool {
         matches!(self, LibvirtError::Missing { .. })
     }
@@ -97,7 +97,7 @@ impl Virsh {
         command.env("LC_ALL", "C").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.kill_on_drop(true).spawn().map_err(unable)?;
         if let Some(mut stdin) = child.stdin.take() {
-            // One that has ended before it read all says why by itself.
+            // If it exits before reading everything, it reports the reason itself.
             let _ = stdin.write_all(document.as_bytes()).await;
         }
         let output = child.wait_with_output().await.map_err(unable)?;
@@ -126,7 +126,7 @@ impl Virsh {
         let begins = |words: &[&str]| lines.iter().any(|line| words.iter().any(|word| line.starts_with(word)));
         let (uri, last) = (self.uri.clone(), || lines.last().copied().unwrap_or_default().to_owned());
         if begins(&UNREACHABLE) {
-            // Without a system bus libvirt cannot ask polkit, and lets nobody in of whom it would have to ask.
+            // Without a system bus libvirt cannot ask polkit, and refuses every user for whom it would have to.
             let denied = REFUSALS.iter().any(|refusal| last().contains(refusal));
             return if denied {
                 LibvirtError::Denied { uri, said: last() }
@@ -153,7 +153,7 @@ const UNREACHABLE: [&str; 7] = [
     "internal error: client socket is closed",
 ];
 
-/// What libvirt says to somebody whom it does not let in.
+/// libvirt's error for users without access.
 const REFUSALS: [&str; 6] = [
     "Permission denied",
     "authentication unavailable",

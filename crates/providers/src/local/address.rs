@@ -1,4 +1,4 @@
-//! Addresses of local machines on the loopback network: each its own in 127.0.0.0/8, so that all can use etcd's standard ports.
+//! Loopback addresses of local machines: each has one in 127.0.0.0/8, so all can use etcd's standard ports.
 
 use std::fs;
 use std::io;

@@ -1,6 +1,6 @@
-//! A slow line between two links, for kernels that cannot delay packets themselves: frames are read from each, held back,
-//! and written to the other in their order. It lasts as long as the namespaces of both ends have their names, and no longer
-//! than this process.
+//! A slow line between two links, for kernels that cannot delay packets themselves: frames are read from each side, held
+//! back, and written to the other in order. It ends when the namespace of either end loses its name, or when this process
+//! ends.
 
 use std::io;
 use std::os::fd::OwnedFd;

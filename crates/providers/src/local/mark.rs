@@ -1,5 +1,5 @@
-//! What a machine of the local provider is on disk and among processes: its mark, its files, its variable. The provider makes
-//! machines of it; a drill, which damages machines from outside, finds them by it.
+//! A machine of the local provider on disk and among processes: its mark, its files, its variable. The provider creates
+//! machines from it; a drill, which damages machines from outside, finds them by it.
 
 use std::fs;
 use std::io;

@@ -44,9 +44,9 @@ use quorate_core::kinds::postgres::desire::CONFIG_FILE as PATRONI_CONFIG;
 
 /// Set for every agent: the protocol of the program that started it. One without it is older than this.
 const LEVEL_VARIABLE: &str = "QUORATE_AGENT_LEVEL";
-/// How the names of variables begin that open a backup store or a ledger.
+/// The prefixes of variables that give access to a backup store or a ledger.
 const CONTROLLERS: [&str; 2] = ["AWS_", "QUORATE_KEY"];
-/// How long a new agent may take to come up.
+/// How long a new agent may take to start.
 const AGENT_PATIENCE: Duration = Duration::from_secs(10);
 /// How long etcd may take to end when its machine is switched off. A leader tries to hand over, which takes seconds and
 /// leads nowhere when all are stopped; what etcd has acknowledged is on disk in any case.
@@ -69,7 +69,7 @@ pub struct Local {
     programs: PathBuf,
     cluster: String,
     cluster_id: String,
-    /// Where new machines go. What is there already is where its mark says.
+    /// The directory of new machines. Existing ones are where their mark says.
     network: Network,
     range: netns::Range,
     /// The cluster whose network the machines of this one must reach.
@@ -292,7 +292,7 @@ impl Local {
             .stdin(Stdio::null())
             .stdout(Stdio::from(log))
             .stderr(Stdio::from(errors));
-        // What opens a backup store or a ledger is the controller's alone.
+        // Only the controller gets access to a backup store or a ledger.
         for (name, _) in std::env::vars_os().filter(|(name, _)| is_controllers_alone(name)) {
             command.env_remove(name);
         }
@@ -360,7 +360,7 @@ impl Provider for Local {
         private_directory(&drafts).map_err(failed("created", &drafts))?;
         let older =
             |name: &str| name.strip_suffix(DRAFTS).and_then(|n| n.parse::<u64>().ok()).is_some_and(|n| n < fence);
-        // What is left of a machine whose removal was cut short holds its data and its keys.
+        // A partially removed machine still has its data and its keys.
         self.sweep(|name| name.ends_with(GONE) || older(name))?;
         self.remove_second_copies()?;
         self.remove_idle_networks()
@@ -394,7 +394,7 @@ impl Provider for Local {
             let patience = if data == Data::Stays { STOP_PATIENCE } else { Duration::ZERO };
             end_all(directory.join("root"), patience).await;
             let name = directory.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            // In one instant it is no machine any more, and what stays is what is left of it.
+            // From one instant on it is no longer a machine, and the rest is a leftover.
             let left = match data {
                 Data::Goes => directory.with_file_name(format!(".{name}{GONE}")),
                 Data::Stays => self.kept(&machine.member, machine.incarnation),
@@ -421,12 +421,12 @@ impl Provider for Local {
     }
 }
 
-/// The directory of a cluster's machines, where it has any.
+/// The directory of a cluster's machines, if it has any.
 pub(crate) fn machines_of(directories: &Directories, cluster: &str) -> Option<PathBuf> {
     Some(directories.machines.join(cluster)).filter(|directory| directory.exists())
 }
 
-/// Whether agents must not inherit this environment variable, since it opens what is the controller's alone.
+/// Whether agents must not inherit this environment variable, because only the controller may have it.
 pub fn is_controllers_alone(variable: &OsStr) -> bool {
     CONTROLLERS.iter().any(|beginning| variable.as_encoded_bytes().starts_with(beginning.as_bytes()))
 }
@@ -503,7 +503,7 @@ fn remove(path: &Path) -> Result<(), ProviderError> {
     }
 }
 
-/// Removes all of a machine but its data: its keys above all.
+/// Removes everything of a machine except its data; above all its keys.
 fn strip_to_data(machine: &Path) -> Result<(), ProviderError> {
     let mut place = machine.to_owned();
     for part in Path::new(DATA_DIRECTORY).iter().map(|part| part.to_string_lossy().into_owned()) {

@@ -1,8 +1,9 @@
-//! Hosts of their own for local machines: each is in a network namespace, and all of a cluster hang on one bridge, which is
-//! in a namespace too, the cluster's hub. A cluster of PostgreSQL hangs on the hub of its etcd cluster. Nothing is added to the host's own network, so nothing can leave by mistake.
+//! Network namespaces for local machines: one for each machine, connected to one bridge per cluster, which is in a namespace too, the
+//! cluster's hub. A PostgreSQL cluster uses the hub of its etcd cluster. Nothing is added to the host's own network, so no traffic can
+//! leave.
 //!
-//! All names follow from a machine's mark: whatever an interrupted call left is found, and used or removed, by the next.
-//! From the hub the controller and clients reach every member, and there a member can be cut off or slowed down.
+//! All names follow from a machine's mark, so the next call finds, uses or removes whatever an interrupted one left. From the hub the
+//! controller and clients reach every member, and a member can be cut off or slowed down.
 
 use std::fs;
 use std::io::{self, Write};
@@ -33,14 +34,14 @@ pub fn hub(cluster_id: &str) -> String {
     format!("quorate-{cluster_id}")
 }
 
-/// Cuts a member off: nothing comes from it or reaches it, and it does not learn of it. A machine that is switched off and on is
-/// connected again.
+/// Cuts a member off: no packet leaves or reaches it, and it does not notice. A machine that is switched off and on is connected
+/// again.
 pub fn partition(machines: &Path, cluster: &str, member: &MemberName) -> Result<(), ProviderError> {
     Place::find(machines, cluster, member)?.set_port(DISABLED)
 }
 
-/// Holds every packet to and from a member back for so many milliseconds. Where the kernel cannot, this process does it, for
-/// as long as it lives; a member whose packets nobody carries any more is cut off until it is healed.
+/// Delays every packet to and from a member by this many milliseconds. If the kernel cannot, this process does it while it
+/// runs; afterwards the member is cut off until it is healed.
 pub fn delay(machines: &Path, cluster: &str, member: &MemberName, milliseconds: u32) -> Result<(), ProviderError> {
     let place = Place::find(machines, cluster, member)?;
     place.remove_line()?;
@@ -197,7 +198,7 @@ impl Place {
         [(&self.hub, &self.port), (&self.own, INSIDE)]
     }
 
-    /// Makes what is missing of it, and leaves alone what is there: an etcd whose agent has died may be running in it.
+    /// Creates what is missing and does not touch the rest: an etcd whose agent has died may be running in it.
     pub(super) fn make(&self) -> Result<(), ProviderError> {
         let Place { hub, own, port, address, range } = self;
         add(hub)?;
@@ -227,7 +228,7 @@ impl Place {
         batch(own, &format!("link set lo up\naddress replace {here} dev {INSIDE}\nlink set {INSIDE} up\n"))
     }
 
-    /// The hub goes with its last machine.
+    /// The hub is removed with its last machine.
     pub(super) fn remove(&self) -> Result<(), ProviderError> {
         for name in [&self.own].into_iter().chain(&self.line()) {
             delete(name)?;

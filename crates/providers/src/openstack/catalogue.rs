@@ -1,4 +1,4 @@
-//! The catalogue: where the services of a cloud are.
+//! The catalogue: the endpoints of a cloud's services.
 
 use serde_json::Value;
 

@@ -54,7 +54,7 @@ impl Openstack {
             let server = found.get_mut("server").map(Value::take);
             return server.map(Some).ok_or(OpenstackError::Unreadable { doing, why });
         }
-        // All of the project: somebody may have taken the tag off.
+        // All servers of the project: someone may have removed the tag.
         let all = session.list("list servers", Compute, "/servers/detail", "servers", Some(VERSION)).await?;
         Ok(all.into_iter().find(|server| text(server, "id").as_deref() == Some(id)))
     }
@@ -74,7 +74,7 @@ impl Openstack {
         changed.map(drop).map_err(|error| unless_locked(server, error))
     }
 
-    /// Looks at a server until it is as wanted. None: it is gone.
+    /// Polls a server until it has the desired state. None: it is gone.
     pub(super) async fn wait(
         &self,
         server: &Server,
@@ -112,7 +112,7 @@ impl Openstack {
 
     async fn bring_back(&self, now: &Server, doing: &str, action: Value) -> Result<(), OpenstackError> {
         match self.action(now, doing, action).await {
-            // Somebody else may have been first.
+            // Another process may have been first.
             Err(error) if error.is_conflict() => match self.look_at(now).await? {
                 Some(now) if matches!(now.power(), PowerState::On | PowerState::Starting) => {}
                 _ => return Err(error),

@@ -1,6 +1,6 @@
-//! How a server is created: everything is checked first; then its volumes and its port are made, then the server as a draft, and when it
-//! runs it becomes a machine. The port is what stops a controller that was suspended: the next one has deleted it, and without it no
-//! server can be created.
+//! Creates a server: everything is checked first; then its volumes and its port are created, then the server as a draft. When it runs,
+//! it becomes a machine. The port stops a controller that was suspended: the next one has deleted it, and without it no server can be
+//! created.
 
 use std::borrow::Cow;
 use std::net::IpAddr;
@@ -36,7 +36,7 @@ const SERIAL: usize = 20;
 /// What Nova takes as user data, in base64.
 const MOST_USER_DATA: usize = 65_535;
 
-/// All that must be known before anything is created.
+/// Everything that must be known before anything is created.
 struct Prepared {
     /// By id.
     image: String,
@@ -136,7 +136,7 @@ impl Openstack {
         }
     }
 
-    /// Makes its volumes, its port and its server, and only then a machine of them.
+    /// Creates its volumes, its port and its server, and only then marks it as a machine.
     pub(super) async fn make(
         &self,
         name: &str,
@@ -157,7 +157,7 @@ impl Openstack {
         }
         (mark.state, mark.data) = (State::Whole, disks.data);
         self.set_metadata(&server, &json!(mark.parts())).await?;
-        // What the member's earlier machines have left is of no use from now on.
+        // Leftovers of the member's earlier machines are useless from now on.
         let used: Vec<String> = used.into_iter().chain(mark.data).collect();
         for volume in self.volumes_left(member, &new.id, &used).await? {
             self.delete_volume(&volume).await?;
@@ -231,7 +231,7 @@ impl Openstack {
         let built = self.wait(&draft, self.patience, is_built).await?.ok_or_else(|| gone(&draft))?;
         if built.status == "ERROR" {
             let fault = built.fault();
-            // What Nova says of it is worth more than a failure to remove it, which the end of the run repeats.
+            // Nova's error is more useful than a failure to remove it; the end of the run tries that again.
             let _ = self.delete_server(&built).await;
             let doing = format!("build {name}");
             return Err(OpenstackError::Refused { doing, code: 500, said: fault }.into());

@@ -1,4 +1,4 @@
-//! What a cloud is asked for when a server is created, and what its mark says afterwards.
+//! The requests that create a server, and the resulting mark.
 
 use std::rc::Rc;
 use std::time::Duration;

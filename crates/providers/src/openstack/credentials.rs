@@ -1,5 +1,5 @@
-//! Where the cloud is and who we are there: `clouds.yaml` with `secure.yaml`, or the variables that `openstack` reads. Secrets are not
-//! shown by `Debug`.
+//! The cloud's address and the login: `clouds.yaml` with `secure.yaml`, or the variables of the `openstack` command. `Debug` does not
+//! show secrets.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
-//! Floating IPs: those that quorate makes belong to a member, not to a server, so a replaced member keeps its own. Their description is their
-//! mark. Those of the operator are only led to the member's port.
+//! Floating IPs: those that quorate creates belong to a member, not to a server, so a replaced member keeps its own. Their description is
+//! their mark. Existing ones of the operator are only assigned to the member's port.
 
 use std::net::IpAddr;
 
@@ -130,8 +130,8 @@ impl Openstack {
         self.session()?.delete(&doing, Network, &format!("/floatingips/{}", own.id)).await
     }
 
-    /// Before a server is created: makes the floating IP of its member where it is missing, and leads it to the port, unless it leads to the
-    /// member's last server, which still runs.
+    /// Before a server is created: creates the floating IP of its member if it is missing, and assigns it to the port, unless it is
+    /// assigned to the member's last server, which still runs.
     pub(super) async fn put_floating(
         &self,
         new: &NewMachine<'_>,
@@ -173,7 +173,7 @@ impl Openstack {
         }
     }
 
-    /// Where the operator's floating IP leads to.
+    /// The target of the operator's floating IP.
     async fn given_floating(&self, id: &str) -> Result<Option<String>, OpenstackError> {
         let path = format!("/floatingips/{id}");
         let found = self.session()?.get("read the floating IP", Network, &path, None).await?;
@@ -243,7 +243,7 @@ impl Openstack {
                 Some(there) if leads_here(&there) => Ok(()),
                 // The spec gave it to another member before.
                 Some(there) if self.ports().await?.iter().any(|own| own.id == there) => self.lead(id, end).await,
-                // Its owner led it elsewhere.
+                // Its owner assigned it elsewhere.
                 Some(_) => Ok(()),
             },
             Some(Floating::Of(network)) => {

@@ -1,5 +1,5 @@
-//! Security groups that quorate makes: what they let in is the list that the machines' own firewall is rendered from. Their description is
-//! their mark. They have exactly these rules: one that somebody deleted is made again, and one that somebody added is deleted.
+//! Security groups that quorate creates: they allow the same connections as the machines' own firewall. Their description is their mark.
+//! They have exactly these rules: a deleted one is created again, and an additional one is deleted.
 
 use std::collections::BTreeSet;
 
@@ -118,7 +118,7 @@ impl Openstack {
         Ok(wanted.iter().filter(|role| !there.iter().any(|group| group.role == **role)).count())
     }
 
-    /// The groups of ports, by id: the operator's, or those that quorate makes. Machines that are made together share them.
+    /// The groups of ports, by id: the operator's, or those that quorate creates. Machines that are made together share them.
     pub(super) async fn groups_of_ports(&self) -> Result<Vec<String>, OpenstackError> {
         if self.settings.security_groups.is_some() {
             return self.given_groups().await;
@@ -130,7 +130,7 @@ impl Openstack {
         Ok(known.clone().into_iter().collect())
     }
 
-    /// Puts right what somebody changed: rules of the groups, and which groups ports have.
+    /// Corrects changes of others: rules of the groups, and which groups ports have.
     pub(super) async fn keep_groups(&self, ports: &[OwnPort]) -> Result<(), OpenstackError> {
         *self.member_group.lock().await = None;
         let wanted = self.groups_of_ports().await?;
@@ -156,7 +156,7 @@ impl Openstack {
         self.drop_groups(self.wanted_roles()).await.map(drop)
     }
 
-    /// Makes the groups that are missing, and gives all of them their rules. Returns the one of members, by id.
+    /// Creates the missing groups, and gives all of them their rules. Returns the id of the members' group.
     async fn put_groups(&self) -> Result<String, OpenstackError> {
         let mut there = self.own_groups().await?;
         for role in self.wanted_roles() {

@@ -1,8 +1,8 @@
 //! Images in Glance: uploaded once, found by the digest in their properties, private, and deleted when there are newer ones and no server
 //! was created from them.
 //!
-//! What is there decides what is done next. So an upload that was interrupted, or whose answer was lost, is continued by the next attempt
-//! or the next run, and nothing is there twice.
+//! Every attempt begins by looking at what exists. So the next attempt or the next run continues an upload that was interrupted, or whose
+//! answer was lost, and nothing is uploaded twice.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -32,7 +32,7 @@ const QCOW2: &[u8] = b"QFI\xfb";
 const SIZE: std::ops::Range<usize> = 24..32;
 const GIB: u64 = 1 << 30;
 const POLLING: Duration = Duration::from_secs(1);
-/// How long somebody else's upload of the same image may take.
+/// How long another process's upload of the same image may take.
 const PATIENCE: Duration = Duration::from_secs(1800);
 /// How often the file is sent.
 const ATTEMPTS: usize = 3;
@@ -177,9 +177,9 @@ impl Glance<'_> {
                     sent += 1;
                     self.send(record).await?;
                 }
-                // Somebody sends it, or its own sender was cut off and Glance has not seen that yet.
+                // Another process is uploading it, or our upload was cut off and Glance has not noticed yet.
                 Some(other) if other.status == "saving" && begun.elapsed() < self.patience => sleep(self.pause).await,
-                // Whoever sent it is gone, or Glance has lost it: it would stay like this.
+                // The process that uploaded it has stopped, or Glance has lost it. The state would never change.
                 Some(lost) if lost.status == "saving" && sent < ATTEMPTS => {
                     self.delete(lost).await?;
                     begun = Instant::now();
@@ -239,7 +239,7 @@ impl Glance<'_> {
         self.session.create(call, find).await.map(drop)
     }
 
-    /// Whether the answer is good or lost, what is there afterwards decides.
+    /// Whether the answer is good or lost, the resulting state decides.
     async fn send(&self, record: &Known) -> Result<(), OpenstackError> {
         let path = format!("/images/{}/file", record.id);
         let sent = self.session.upload(&format!("upload {}", record.name), Image, &path, self.content.clone()).await;

@@ -1,5 +1,5 @@
-//! One list of servers for many clusters. Where clusters are only looked at, one after the other, the first is listed by its tag, and from the
-//! second on all of them by one list of the project. A cluster that acts never uses it: it looks for itself.
+//! One list of servers for many clusters. When several clusters are only observed, the first one is listed by its tag, and the others by
+//! one list of the whole project. A cluster that is being changed never uses it and makes its own requests.
 
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -15,12 +15,12 @@ use crate::marks::Mark;
 /// How old a list may be. A command that takes longer makes another.
 const FRESH: Duration = Duration::from_secs(30);
 
-/// What was listed for clusters that are looked at.
+/// The list for observed clusters.
 pub(super) struct Listing {
     begun: Instant,
     /// How often this program had changed anything by then.
     changes: u64,
-    /// Who has used it: who looks again wants to see what is new.
+    /// The clusters that have used it: a second observation needs a new list.
     used_by: BTreeSet<String>,
     /// None: the only one so far was listed by its tag.
     servers: Option<Rc<Vec<(Server, Mark)>>>,

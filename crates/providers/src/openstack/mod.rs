@@ -1,8 +1,8 @@
 //! The provider `openstack`: servers with ports and volumes, over the REST APIs of a cloud.
 //!
-//! A server is created last and deleted first, because what it uses cannot be created after it or deleted before it. So everything has a
-//! mark: servers and volumes in their metadata, ports in their description, a server group in its name. What a killed controller leaves
-//! is a draft, or a port or a volume without a server, and the next controller deletes it.
+//! A server is created last and deleted first, because the resources that it uses must exist before it and after it. So each of them has
+//! a mark: servers and volumes in their metadata, ports in their description, a server group in its name. A killed controller leaves a
+//! draft, or a port or a volume without a server, and the next controller deletes it.
 
 mod catalogue;
 mod compute;
@@ -61,7 +61,7 @@ pub struct Openstack {
     /// How long a server or a volume may take to be deleted.
     deleting: Duration,
     session: OnceCell<Rc<Session>>,
-    /// Whether nothing is done with what is seen, so that a list may be shared with other clusters.
+    /// Whether the result is only shown, so that a list may be shared with other clusters.
     only_looks: bool,
     /// Whether the compute service is new enough.
     checked: tokio::sync::OnceCell<()>,
@@ -74,7 +74,7 @@ pub struct Openstack {
     group: tokio::sync::Mutex<Option<String>>,
     /// What machines have open; empty where security groups are the operator's.
     openings: Vec<Opening>,
-    /// The security group of members that quorate makes, by id, once it has its rules.
+    /// The security group of members that quorate creates, by id, once it has its rules.
     member_group: tokio::sync::Mutex<Option<String>>,
 }
 
@@ -237,7 +237,7 @@ impl Provider for Openstack {
             Err(error) if self.settings.spread.policy().is_none() && (error.is_absent() || error.is_forbidden()) => {}
             deleted => deleted?,
         }
-        // Whoever forgets the cluster forgets these too.
+        // Report ports that are left: once the ledger is deleted, nothing would find them.
         let ports = self.ports().await?.into_iter().map(|port| format!("the port {} is still there", port.name));
         let what: Vec<String> = ports.collect();
         if !what.is_empty() {

@@ -1,4 +1,4 @@
-//! The network of machines: a port for each, made before its server, and the subnet that its address is in.
+//! The network of machines: a port for each, created before its server, and the subnet of its address.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;

@@ -1,4 +1,4 @@
-//! For tests: a server that answers as it is told, in place of all services of a cloud.
+//! For tests: a server with scripted answers, in place of all services of a cloud.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};

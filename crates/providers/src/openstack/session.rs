@@ -1,7 +1,7 @@
-//! Calls to the services of a cloud: one token for all of them, endpoints from its catalogue, and repeats where a failure may pass.
+//! Calls to the services of a cloud: one token for all of them, endpoints from its catalogue, and retries after temporary failures.
 //!
-//! A request that creates something is not repeated blindly: if its answer was lost it may have been carried out. `create` looks for
-//! what it would have created first.
+//! A request that creates something is not simply repeated: if its answer was lost, it may have been carried out. `create` first
+//! looks for what it would have created.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;

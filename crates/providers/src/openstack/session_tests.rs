@@ -1,4 +1,4 @@
-//! Against a server that answers as it is told.
+//! Calls to a server with scripted answers.
 
 use serde_json::json;
 
@@ -23,7 +23,7 @@ async fn get(session: &Session) -> Result<Option<Value>, OpenstackError> {
 }
 
 #[tokio::test]
-async fn what_may_pass_is_repeated_and_what_does_not_is_told() {
+async fn temporary_errors_are_retried_and_permanent_ones_reported() {
     for passing in [status(500), status(503), status(429), status(413), Then::Cut] {
         let script = script([passing.clone(), passing]);
         let session = serve(script.clone()).await;
@@ -92,7 +92,7 @@ async fn what_was_created_although_the_answer_was_lost_is_not_created_again() {
 }
 
 #[tokio::test]
-async fn what_was_not_created_is_created_after_a_look() {
+async fn a_failed_creation_is_repeated_after_checking() {
     let script = script([Then::Cut, status(503)]);
     let session = serve(script.clone()).await;
     let looks = std::cell::Cell::new(0);
@@ -208,7 +208,7 @@ fn server(cluster: &str) -> Value {
 }
 
 #[tokio::test]
-async fn clusters_that_are_only_looked_at_share_a_list() {
+async fn clusters_that_are_only_observed_share_a_list() {
     let names: Vec<String> = (0..100).map(|n| format!("c{n}")).collect();
     let all: Vec<Value> = names.iter().map(|name| server(name)).collect();
     let list = |servers: Vec<Value>| Then::Answer(200, json!({ "servers": servers }));

@@ -1,5 +1,5 @@
-//! Deleting: a server with what was created for it, and what interrupted runs have left. A port is deleted only if no server has it, whatever
-//! lists of servers show: without its port a member is cut off, and Neutron lets anybody delete the port of a running server.
+//! Deletes a server with everything that was created for it, and leftovers of interrupted runs. A port is deleted only if no server has it,
+//! whatever lists of servers show: without its port a member is cut off, and Neutron allows deleting the port of a running server.
 
 use std::collections::BTreeSet;
 
@@ -37,7 +37,7 @@ impl Openstack {
     pub(super) async fn clear(&self, server: &Server, mark: &Mark, data: Data) -> Result<(), OpenstackError> {
         let doomed = mark.data.clone().filter(|_| data == Data::Goes);
         if mark.state == State::Whole {
-            // From now on it is nobody's machine, wherever this may be interrupted.
+            // From now on it no longer counts as a machine, wherever this may be interrupted.
             let going = json!({
                 key("state"): State::Going.name(),
                 key("data"): doomed.as_deref().unwrap_or_default(),

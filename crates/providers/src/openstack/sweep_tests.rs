@@ -1,4 +1,4 @@
-//! What is deleted, and what is not, whatever a cloud answers.
+//! What is deleted and what is not, whatever a cloud answers.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -248,7 +248,7 @@ async fn the_boot_volume_of_a_server_stays_whatever_cinder_says_of_it() {
 }
 
 #[tokio::test]
-async fn a_boot_volume_goes_when_its_incarnation_is_gone() {
+async fn a_boot_volume_is_deleted_with_its_incarnation() {
     let whole = volume("boot", "whole");
     // Its server is not listed: whether somebody deleted it, or took its tag off, is not known.
     let stage = Stage::with(json!([]), &whole).await;
@@ -286,7 +286,7 @@ async fn a_boot_volume_that_was_made_twice_is_deleted_once() {
 }
 
 #[tokio::test]
-async fn what_goes_with_a_machine_is_marked_before_its_server_is_deleted() {
+async fn resources_of_a_machine_are_marked_before_its_server_is_deleted() {
     let mut off = server(State::Whole, Value::Null);
     off["status"] = json!("SHUTOFF");
     let stage = Stage::with(json!([off]), &volume("boot", "whole")).await;
@@ -320,7 +320,7 @@ async fn a_renamed_port_is_found_by_its_mark() {
 }
 
 #[tokio::test]
-async fn every_port_of_a_server_goes_with_it_whatever_it_is_called() {
+async fn every_port_of_a_server_is_deleted_with_it_whatever_its_name() {
     let stage = Stage::new("DOWN").await;
     let port = |id: &str, mark: &str| json!({ "id": id, "name": id, "description": mark, "device_id": "s1" });
     let ports = json!([port("p1", "quorate c1 port etcd-1 1 1 0"), port("p2", "quorate c1 port etcd-1 1 1 1")]);
@@ -336,7 +336,7 @@ async fn every_port_of_a_server_goes_with_it_whatever_it_is_called() {
 }
 
 #[tokio::test]
-async fn a_server_is_gone_when_a_list_lacks_it_and_not_when_a_gateway_says_so() {
+async fn a_server_counts_as_gone_when_a_list_lacks_it_and_not_when_a_gateway_says_so() {
     let machine = MachineId::new(&"etcd-1".into(), 1);
     let mut with_data = server(State::Whole, Value::Null);
     with_data["metadata"]["quorate.data"] = json!("v1");
@@ -364,7 +364,7 @@ async fn a_server_is_gone_when_a_list_lacks_it_and_not_when_a_gateway_says_so() 
 }
 
 #[tokio::test]
-async fn a_cluster_is_not_forgotten_while_lists_show_what_it_has() {
+async fn a_cluster_keeps_its_ledger_while_lists_show_its_resources() {
     let gone = || status(404);
     let stage = Stage::with(json!([]), &volume("data", "whole")).await;
     stage.always("GET /v3/p/volumes/v1", gone());

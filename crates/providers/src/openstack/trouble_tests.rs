@@ -1,5 +1,5 @@
-//! Runs against a scripted cloud that is in trouble: servers that are not built, an API that is away, answers that come late or are put
-//! off. The cloud keeps records, so what counts is what is there afterwards.
+//! Runs on a scripted cloud in trouble: servers that are not built, an unavailable API, late and deferred answers. The cloud keeps
+//! records, so the tests check its final state.
 
 use std::collections::BTreeSet;
 use std::net::TcpListener;
@@ -141,7 +141,7 @@ async fn fails_to_build(building: Building, expected: &[&str], servers_left: usi
 }
 
 #[tokio::test]
-async fn a_server_that_goes_to_error_while_it_is_built_is_deleted_with_what_was_made_for_it() {
+async fn a_server_that_fails_to_build_is_deleted_with_its_resources() {
     let fault = "No valid host was found. There are not enough hosts available.";
     let said = format!("OpenStack refused to build demo-etcd-1 (500): {fault}");
     fails_to_build(Building::Fails(fault.to_owned()), &[&said], 0).await;
@@ -185,7 +185,7 @@ async fn everything_fails(run: &Openstack, expected: &str) {
 }
 
 #[tokio::test]
-async fn while_the_api_is_away_nothing_is_changed_and_the_next_run_goes_on() {
+async fn while_the_api_is_unavailable_nothing_is_changed_and_the_next_run_continues() {
     let stage = Stage::new();
     let run = stage.run();
     run.admit(1).await.unwrap();

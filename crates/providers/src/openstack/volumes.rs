@@ -1,4 +1,4 @@
-//! Volumes: those that servers boot from, which go with them, and data volumes, which can outlive them. Their metadata is their mark.
+//! Volumes: boot volumes, which are deleted with their server, and data volumes, which can outlive it. Their metadata is their mark.
 
 use std::time::{Duration, Instant};
 

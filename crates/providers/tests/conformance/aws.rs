@@ -1,5 +1,5 @@
-//! The ground of the provider `aws`: moto's server, which a lab runs, behind a proxy that is as strict as AWS. An environment variable says
-//! where it is. Its instances are records: no guest runs in them.
+//! The ground of the provider `aws`: moto's server, which a lab runs, behind a proxy that is as strict as AWS. An environment variable has
+//! its address. Its instances are records: no guest runs in them.
 
 mod balancing;
 mod cloud;

@@ -1,5 +1,5 @@
-//! The ground of the provider `incus`: a server that a lab runs, told by an environment variable. Its image says a word on the console
-//! and stays.
+//! The ground of the provider `incus`: a server that a lab runs, named by an environment variable. Its image prints a word on the
+//! console and keeps running.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};

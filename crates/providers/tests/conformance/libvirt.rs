@@ -1,5 +1,5 @@
-//! The ground of the provider `libvirt`: a libvirt that a lab runs, told by environment variables. Machines boot a sector that
-//! says a word on the console and stays.
+//! The ground of the provider `libvirt`: a libvirt that a lab runs, named by environment variables. Machines boot a sector
+//! that prints a word on the console and keeps running.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,7 +1,7 @@
-//! The conformance suite of providers: what every one of them must do, written against the trait alone. `local` passes it here;
-//! the others do where their lab is: `cargo xtask lab NAME` says where by environment variables.
+//! The conformance suite of providers: what every provider must do, written against the trait alone. `local` is tested here;
+//! the others are tested in their lab (`cargo xtask lab NAME`), which sets environment variables.
 //!
-//! Local machines run the agent of the program that makes them, so this program is one too.
+//! Local machines run the agent of the program that creates them, so this program contains one.
 
 mod aws;
 mod incus;

@@ -1,4 +1,4 @@
-//! The suite, and what a provider's ground must offer so that it can be run there.
+//! The suite, and what a provider's ground must offer to run it.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;

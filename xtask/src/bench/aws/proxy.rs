@@ -1,4 +1,4 @@
-//! Between quorate and moto's server: passes every call on and notes which it was, when it came and when it was answered.
+//! A proxy between quorate and moto's server: passes every call on and records its name and times.
 
 use std::io::{BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};

@@ -1,5 +1,5 @@
-//! What happened while a cluster came to be, from three sources: the calls that the proxy passed on, what the lab writes of its instances, and
-//! what `quorate apply` said of its steps. Times are seconds since 1970, because they come from several programs.
+//! The timeline of a cluster's creation, from three sources: the calls that the proxy passed on, the lab's records of its instances, and
+//! the output of `quorate apply`. Times are seconds since 1970, because they come from several programs.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

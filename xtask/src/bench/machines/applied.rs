@@ -1,4 +1,4 @@
-//! quorate's side, whatever provides the machines: a spec, `apply`, and `destroy` when the time is taken.
+//! quorate's side, with any provider: a spec, `apply`, and `destroy` after the measurement.
 
 use std::cell::RefCell;
 use std::fs;

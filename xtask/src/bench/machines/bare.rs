@@ -1,5 +1,5 @@
-//! The bare script: the same image, in which a script on the seed disk is run in place of the agent. All settings of a machine are
-//! ready-made next to it, certificates included, and in the end the machine runs the same as one of quorate's.
+//! The bare script: the same image, where a script on the seed disk runs instead of the agent. All settings of a machine are
+//! prepared next to it, including certificates, and the machine ends up with the same services as one of quorate's.
 
 use anyhow::Result;
 

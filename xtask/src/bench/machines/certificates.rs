@@ -1,4 +1,4 @@
-//! Certificates for members that no quorate looks after, made by openssl before any time is taken.
+//! Certificates for members without quorate, created by openssl before the measurement.
 
 use std::fs;
 use std::path::{Path, PathBuf};

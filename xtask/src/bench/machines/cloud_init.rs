@@ -1,5 +1,5 @@
-//! cloud-init, trimmed: it looks for one kind of seed alone and runs only the modules that are needed here, on an image as clouds have it.
-//! User data has the same files as the bare script's seed disk.
+//! cloud-init, trimmed: it looks for one kind of seed only and runs only the needed modules, on a standard cloud image. User data has the
+//! same files as the bare script's seed disk.
 
 use anyhow::Result;
 

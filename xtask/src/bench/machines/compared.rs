@@ -1,4 +1,4 @@
-//! Rounds in which quorate and what it is held against took turns, and whether it took little enough of their time.
+//! Alternating rounds of quorate and what it is compared with, and the check of the ratio.
 
 use std::time::Duration;
 

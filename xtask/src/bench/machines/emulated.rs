@@ -1,5 +1,5 @@
-//! Machines that are defined and started manually, each with a disk over the same image and a seed disk that was made before, and
-//! the question whether etcd on all of them is well.
+//! Manually defined and started machines, each with a disk over the same image and a prepared seed disk, and the check that etcd
+//! is healthy on all of them.
 
 use std::fs;
 use std::path::{Path, PathBuf};

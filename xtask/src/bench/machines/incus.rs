@@ -128,7 +128,7 @@ fn mac(number: usize) -> String {
     format!("02:16:3e:00:09:{number:02x}")
 }
 
-/// The device of a network interface, as quorate makes it.
+/// The device of a network interface, as quorate creates it.
 fn interface(number: usize) -> serde_json::Value {
     serde_json::json!({
         "type": "nic", "name": "eth0", "network": lab_of_incus::NAME, "hwaddr": mac(number), "ipv4.address": address(number),

@@ -1,4 +1,4 @@
-//! Members that no quorate looks after: their certificates, how etcd is started on them, and the question whether all are well.
+//! Members without quorate: their certificates, how etcd is started on them, and the check that all are healthy.
 
 use std::net::{SocketAddr, TcpStream};
 use std::ops::RangeInclusive;

@@ -1,4 +1,4 @@
-//! The side that quorate makes and changes.
+//! The side that quorate creates and changes.
 
 use std::fs;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! A client that commits without a pause, and when each of its commits was confirmed.
+//! A client that commits continuously, and the time of each confirmation.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;

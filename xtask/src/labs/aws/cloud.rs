@@ -1,4 +1,4 @@
-//! What suites, stories and benches have in place of AWS: moto's server, and bodies for its instances, in separate namespaces.
+//! What replaces AWS for suites, tests and benches: moto's server, and processes for its instances, in separate namespaces.
 
 use std::ffi::OsStr;
 use std::fs;

@@ -1,5 +1,5 @@
-//! What the lab of AWS installs: moto, from PyPI; Ignition and its validator, built from its Go modules; and the system that instances with
-//! a whole system begin as, from Debian's packages.
+//! What the lab of AWS installs: moto, from PyPI; Ignition and its validator, built from its Go modules; and the base system of instances
+//! that are whole systems, from Debian's packages.
 
 use std::fs;
 use std::path::{Path, PathBuf};

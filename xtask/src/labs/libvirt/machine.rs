@@ -1,5 +1,6 @@
-//! What real machines are made of: images of `quorate image build`, and quorate as a static program, which each machine takes
-//! from its seed disk. So the image is as old as what reads that disk, and is not built again for every change of the program.
+//! What real machines are created from: images of `quorate image build`, and quorate as a static program, which each machine
+//! takes from its seed disk. So the image depends only on the code that reads that disk, and is not rebuilt for every change
+//! of the program.
 
 use std::path::PathBuf;
 use std::process::Command;

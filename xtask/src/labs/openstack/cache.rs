@@ -1,5 +1,5 @@
-//! What the lab keeps of OpenStack: a root file system with Debian's packages, and the databases of a cloud that is set up. Each is there
-//! whole, because it arrives by a rename, and is made again when what it is made from changes.
+//! What the lab keeps of OpenStack: a root file system with Debian's packages, and the databases of a configured cloud. Each arrives by a
+//! rename, so it is complete, and is created again when its inputs change.
 
 use std::collections::hash_map::DefaultHasher;
 use std::fs;

@@ -31,7 +31,7 @@ lab_subnet = subnet(lab, "lab", "10.80.0.0/16", gateway_ip="10.80.0.1", allocati
 second = network.create_network(name="second", provider_network_type="local", **project)
 subnet(second, "second", "10.81.0.0/16", gateway_ip=None, **project)
 subnet(second, "second-6", "fd42:81::/64", gateway_ip=None, **project)
-# Lets in whoever is on the same network.
+# Allows traffic from machines on the same network.
 group = network.create_security_group(name="machines", **project)
 network.create_security_group_rule(
     security_group_id=group.id, direction="ingress", ether_type="IPv4", remote_ip_prefix="10.80.0.0/16", **project

@@ -1,4 +1,4 @@
-//! The running cloud: its root file system, its processes, and what is asked of them.
+//! The running cloud: its root file system, its processes, and requests to them.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};

@@ -1,7 +1,7 @@
-//! The sections, plugins and options that are accepted. An option is listed where it neither runs a program, nor loads code, nor writes
-//! a file, nor connects to a socket of this machine; the few that name a file have their value checked as well. So there is no `kafka`
-//! (librdkafka has options that load libraries and run commands), no output that keeps its data in files (`file`, `s3`), and none that
-//! takes credentials of AWS or Google from this machine (their settings can name a program).
+//! The accepted sections, plugins and options. An option is listed if it does not run a program, load code, write a file or connect to
+//! a socket of this machine; for the few that name a file, the value is checked as well. So there is no `kafka` (librdkafka has options
+//! that load libraries and run commands), no output that keeps its data in files (`file`, `s3`), and none that uses this machine's
+//! credentials for AWS or Google (their settings can name a program).
 
 /// Which options a section may have.
 pub(super) struct Allowed {

@@ -149,7 +149,7 @@ fn ip(words: &[&str]) {
 }
 
 #[test]
-fn a_machine_answers_whom_the_rules_name_and_refuses_all_others_at_once() {
+fn a_machine_accepts_the_named_sources_and_rejects_all_others_at_once() {
     let hosts = Hosts::new();
     let nft = super::super::find("nft").expect("nft is needed: `cargo xtask test` brings it");
     let directory = tempfile::tempdir().unwrap();

@@ -116,7 +116,7 @@ fn nothing_in_the_pieces_is_refused_to_a_configuration_from_elsewhere() {
 }
 
 #[test]
-fn fluent_bit_is_not_root_and_writes_nowhere_but_to_its_own_place() {
+fn fluent_bit_is_not_root_and_writes_only_to_its_own_directory() {
     let text = unit(&config());
     let has = |line: &str| assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
     has("User=quorate-logs");

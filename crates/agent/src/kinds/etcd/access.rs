@@ -1,5 +1,5 @@
-//! How the agent reaches the etcd next to it: at which address and as whom. The connection is kept between requests and made
-//! again when certificates, password or address have changed.
+//! The agent's connection to the local etcd: its address and login. It is kept between requests and replaced when
+//! certificates, password or address change.
 
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
@@ -18,7 +18,7 @@ use crate::state::State;
 use crate::{AgentError, tls};
 
 const CONNECTING: Duration = Duration::from_secs(1);
-/// For orders. A look at etcd has shorter bounds of its own.
+/// For orders. Observations of etcd have shorter limits.
 const ANSWERING: Duration = Duration::from_secs(8);
 const PAGES: &str = "listen-client-http-urls";
 
@@ -29,7 +29,7 @@ pub(crate) struct Access {
     kept_pages: Mutex<Option<(Means, Arc<ClientConfig>)>>,
 }
 
-/// All that a connection rests on.
+/// Everything that a connection depends on.
 #[derive(Clone, PartialEq, Eq)]
 struct Means {
     url: String,
@@ -43,7 +43,7 @@ impl Access {
         Access { layout, kept: Mutex::default(), kept_peer: Mutex::default(), kept_pages: Mutex::default() }
     }
 
-    /// The client of etcd's API, as root where that can be.
+    /// The client of etcd's API, as root if possible.
     pub(crate) fn client(&self, state: &State) -> Result<Client, Refusal> {
         let means = self.client_means(state).ok_or_else(not_ready)?;
         let mut kept = self.kept.lock().expect("no holder panics");
@@ -63,7 +63,7 @@ impl Access {
         self.kept.lock().expect("no holder panics").take();
     }
 
-    /// Where etcd serves its peers, and how to go there as a member.
+    /// etcd's peer URL, and how to connect as a member.
     pub(super) fn peer(&self, state: &State) -> Option<(String, Arc<ClientConfig>)> {
         over_tls(&self.kept_peer, self.peer_means(state)?)
     }
@@ -79,7 +79,7 @@ impl Access {
         over_tls(&self.kept_pages, means)
     }
 
-    /// By certificate where etcd asks for one, by password where the node config brings one.
+    /// By certificate if etcd requires one, by password if the configuration has one.
     fn client_means(&self, state: &State) -> Option<Means> {
         let config = &state.node_config.as_ref()?.config;
         let by_certificate = config.etcd()?.flags.get("client-cert-auth").is_some_and(|value| value == "true");

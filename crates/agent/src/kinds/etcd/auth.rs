@@ -1,4 +1,4 @@
-//! etcd's users and roles: one look at all of them, and the single changes, each of which may be repeated without harm.
+//! etcd's users and roles: reads all of them, and makes single changes, each of which can be repeated safely.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! etcd's programs: found on the machine, or fetched into a cache that many agents may share. Nothing is installed, nothing
-//! is unpacked before its checksum is right, and what is found is asked for its version.
+//! etcd's programs: found on the machine, or downloaded into a cache that many agents may share. Nothing is installed,
+//! nothing is unpacked before its checksum is verified, and every program that is found must report its version.
 
 mod archive;
 mod debian;
@@ -21,11 +21,11 @@ use tokio::process::Command;
 
 use crate::files;
 
-/// No command that is run here takes longer, unless it hangs: the longest downloads a package.
+/// No command here takes longer, unless it hangs: the longest downloads a package.
 const LONGEST: Duration = Duration::from_secs(300);
 /// A program that is asked for its version answers within this, also on a machine that is very busy.
 const ASKING: Duration = Duration::from_secs(10);
-/// No command prints more that is of use.
+/// No command prints more useful output.
 const MOST_OUTPUT: u64 = 1 << 20;
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -91,7 +91,7 @@ pub async fn locate(
     of_version(etcd, version, cache).await
 }
 
-/// Of several on the PATH the first in this version; where none is, it is told what the first of all is.
+/// The first one on the PATH with this version; if there is none, the version of the first of all is reported.
 async fn found_on_path(version: &str, cache: &Path, search: Option<&OsStr>) -> Result<Binary, BinaryError> {
     let mut first = None;
     for program in all_on_path(search) {
@@ -178,7 +178,7 @@ fn is_program(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|m| m.is_file() && m.mode() & 0o111 != 0)
 }
 
-/// Asks the program, once for as long as it stays the same file: the answer is noted in the cache, for other agents too.
+/// Runs the program once while its file is unchanged: the answer is stored in the cache, for other agents too.
 pub async fn version_of(program: &Path, cache: &Path) -> Result<String, BinaryError> {
     version_by(program, cache, "--version", version_in).await
 }
@@ -240,7 +240,7 @@ pub(crate) async fn run_within(time: Duration, command: &mut Command) -> Result<
     if status.success() { Ok(out) } else { Err(failed(err.trim().to_owned())) }
 }
 
-/// All that is printed, unless that is too much.
+/// The whole output, unless that is too much.
 async fn read_some(stream: Option<impl AsyncRead + Unpin>) -> io::Result<String> {
     let mut bytes = Vec::new();
     if let Some(stream) = stream {
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_of_our_own_stays_what_it_is_when_the_other_is_exchanged() {
+    fn a_copied_program_is_unchanged_when_the_original_is_replaced() {
         let directory = tempfile::tempdir().unwrap();
         let (etcd, cache) = (directory.path().join("etcd"), directory.path().join("cache"));
         let put = |text: &str| {

@@ -1,4 +1,4 @@
-//! Who is connected to etcd now, as the kernel knows it.
+//! The clients that are connected to etcd now, according to the kernel.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_kernel_is_not_asked_at_each_look() {
+    async fn the_kernel_is_not_queried_at_each_observation() {
         let clients = Clients::default();
         let before = clients.connected().await;
         let [_, _, high, low] = std::process::id().to_be_bytes();

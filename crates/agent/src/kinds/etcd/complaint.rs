@@ -1,5 +1,5 @@
-//! Why etcd ended, in its own words: the message of its last fatal or panicking line. etcd prints far more than that when it ends, such as Go's
-//! stack or its usage; none of it helps anyone who reads a status line.
+//! Why etcd exited: the message of its last fatal or panic line. etcd prints much more when it exits, such as Go's stack or its usage,
+//! which does not help in a status line.
 
 use std::path::Path;
 
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_fatal_line_is_told_with_its_error_and_without_the_stack() {
+    fn the_last_fatal_line_is_reported_with_its_error_and_without_the_stack() {
         let fatal = r#"{"level":"fatal","ts":"t","caller":"c","msg":"failed to save","error":"write: no space left on device","stacktrace":"go.etcd.io/x\n\t/a.go:1"}"#;
         let stack = ["goroutine 1 [running]:", "go.etcd.io/etcd/server/v3/main.go:129 +0xf85", "\t/src/etcd.go:129"];
         let lines: Vec<&str> = [BEGUN, fatal].into_iter().chain(stack).collect();
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_flag_is_told_and_not_the_usage() {
+    fn a_wrong_flag_is_reported_without_the_usage() {
         let usage =
             ["Usage:", "", "  etcd [flags]", "    Start an etcd server.", "Experimental feature:", "  --x 'false'"];
         let wrong = r#"invalid value "abc" for flag -max-txn-ops: parse error"#;
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_earlier_run_complained_of_is_not_told_again() {
+    fn errors_of_an_earlier_run_are_not_repeated() {
         let fatal = r#"{"level":"fatal","ts":"t","msg":"listen tcp: address already in use"}"#;
         let warning = r#"{"level":"warn","ts":"t","msg":"apply request took too long"}"#;
         assert_eq!(told(&[BEGUN, fatal, BEGUN, warning]), "");

@@ -1,4 +1,4 @@
-//! etcd's data directory and the stamp next to it, which says whose data it is.
+//! etcd's data directory, and the stamp next to it, which says which cluster and member the data belongs to.
 
 use std::fs;
 use std::io;
@@ -9,8 +9,8 @@ use quorate_core::model::{DataSeen, Stamp};
 use crate::layout::Layout;
 use crate::{AgentError, files, stamp};
 
-/// What is in the data directory. Without a write-ahead log there is no data: an etcd that was killed while it came into
-/// being leaves a database without one, which holds nothing and which etcd would not continue from.
+/// The content of the data directory. Without a write-ahead log there is no data: an etcd that was killed during its
+/// first start leaves an empty database without one, from which etcd would not continue.
 pub(crate) fn look(layout: &Layout) -> Result<DataSeen, AgentError> {
     if !has_log(&layout.data())? {
         return Ok(DataSeen::Empty);

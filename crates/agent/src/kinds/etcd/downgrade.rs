@@ -1,5 +1,5 @@
-//! The way down to an older minor, by etcd's own procedure: it is announced, and etcd makes its data readable for the older
-//! release before any member runs it.
+//! Downgrades to an older minor version, by etcd's own procedure: the downgrade is announced, and etcd makes its data
+//! readable for the older release before any member runs it.
 
 use quorate_core::model::Version;
 use quorate_etcd::Error;
@@ -9,7 +9,7 @@ use crate::agent::Agent;
 use crate::api::Refusal;
 
 impl Agent {
-    /// Where the cluster goes there already, or speaks that version by now, nothing is left to announce.
+    /// If the downgrade is in progress already, or the cluster version is that version, there is nothing to announce.
     pub(crate) async fn downgrade(&self, version: String) -> Result<(), Refusal> {
         let target: Version = version
             .parse()

@@ -1,4 +1,4 @@
-//! What the agent reports of its etcd.
+//! What the agent reports about its etcd.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -25,7 +25,7 @@ impl Agent {
         };
         let data = self.look_at_data().await?;
         let (mut look, log) = match service {
-            // One that may run is asked: it says more than who keeps it.
+            // An etcd that may be running is queried: it reports more than its supervisor.
             ServiceState::Running { .. } | ServiceState::Unknown { .. } => (self.look_at_etcd().await, Ok(None)),
             ServiceState::Stopped | ServiceState::BackingOff { .. } => (Look::default(), self.log_end(&data).await),
         };
@@ -58,7 +58,7 @@ impl Agent {
         })
     }
 
-    /// Only the controller that gave the config hears of it: a later one is to try again.
+    /// Only the controller that sent the configuration gets this: a later one tries again.
     fn attempt_of(&self, fence: Option<u64>) -> ConfigAttempt {
         match &*self.etcd.attempt.lock().expect("no holder panics") {
             Some((of, attempt)) if Some(*of) == fence => attempt.clone(),
@@ -66,7 +66,7 @@ impl Agent {
         }
     }
 
-    /// From where clients are connected to etcd. Not known where machines share their connections.
+    /// The addresses of etcd's clients. Not known if machines share their connections.
     pub(crate) async fn etcd_clients(&self) -> BTreeSet<IpAddr> {
         if self.keeps_host { self.etcd.clients.connected().await } else { BTreeSet::new() }
     }

@@ -1,6 +1,6 @@
-//! A front on this machine: one address in front of the cluster. It is this program again, as a separate process that reads what it is told
-//! from files, and reads them again when they have changed: a configuration with other members disturbs no connection. It has no data, so
-//! it needs no orders to run: it runs wherever the config has it.
+//! A front on this machine: one address in front of the cluster. It is the same program in a separate process. It reads its settings from
+//! files, and again when they change; a change of members interrupts no connection. It has no data, so it runs wherever the configuration
+//! says, without orders.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -26,7 +26,7 @@ pub(crate) const SETTINGS: &str = "LimitNOFILE=262144\n";
 /// From the start of its process to its first answer. A request for facts waits for it.
 const STARTING: Duration = Duration::from_secs(1);
 const POLL: Duration = Duration::from_millis(20);
-/// No member is kept from clients for longer, whatever a controller says.
+/// No member is drained for longer, whatever a controller says.
 const LONGEST_DRAIN: u64 = 120_000;
 
 impl Layout {
@@ -80,7 +80,7 @@ impl Agent {
         }
     }
 
-    /// Has the front run as the config in place says, or notes why it does not.
+    /// Runs the front as the configuration says, or records why it does not run.
     pub(crate) async fn keep_front(&self) {
         if !self.has_front() {
             return;
@@ -126,7 +126,7 @@ impl Agent {
         })
     }
 
-    /// Has the front open no connections to this member while there is another, until the time is up. None: no longer.
+    /// Stops the front from opening connections to this member while there is another, until the time is up. None: no longer.
     pub(crate) async fn drain(&self, member: &MemberName, for_ms: u64) -> Result<(), Refusal> {
         if !self.has_front() {
             return Err(Refusal::failed("this machine has no front"));

@@ -1,5 +1,5 @@
-//! Changes of etcd's membership, each made only if the list is as expected when it is read with a quorum just before. An
-//! order that was carried out and comes again, since its answer was lost, is answered as the first time.
+//! Changes of etcd's membership. Each is made only if a linearizable read just before it returns the expected member
+//! list. An order that is repeated because its answer was lost gets the same answer as the first time.
 
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,5 @@
-//! What releases before 3.6 left in etcd's log. etcd 3.7 panics on it, so it is reported to the controller, cleared by a Raft snapshot, and no
-//! start of 3.7 on such a log is tried.
+//! Log entries of releases before 3.6, on which etcd 3.7 panics. They are reported to the controller and cleared by a Raft snapshot, and
+//! 3.7 is never started on such a log.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,7 +1,7 @@
-//! A data directory that comes back older than it was, from a backup of the disk or a snapshot of the machine. Such a member
-//! has forgotten what it acknowledged and could vote twice, so before etcd is started on data that this agent did not watch,
-//! the leader is asked how far this member once followed it. Where nobody leads or answers, etcd is started: a cluster that
-//! was switched on as a whole must come up.
+//! Detects a data directory that is older than it was, from a disk backup or a machine snapshot. Such a member has lost what
+//! it acknowledged and could vote twice. Before etcd starts on data that this agent did not watch, it asks the leader how
+//! far this member had followed. If there is no leader or no answer, etcd starts: a cluster that is switched on as a whole
+//! must come up.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

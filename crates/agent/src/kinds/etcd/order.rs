@@ -14,7 +14,7 @@ pub enum Order {
     Start {
         expects: DataSeen,
         bootstrap: Option<Bootstrap>,
-        /// Where the others serve clients, for a machine that has met none of them yet.
+        /// The client URLs of the others, for a machine that does not know them yet.
         #[serde(default)]
         peers: BTreeSet<String>,
     },
@@ -22,7 +22,7 @@ pub enum Order {
     /// Restarts etcd with what it runs now, but so that it takes a Raft snapshot after the next entry.
     TakeRaftSnapshot,
     Stop,
-    /// The same where its data is given up: it is not waited for until etcd has handed over what nobody wants.
+    /// The same if its data is given up: without waiting for a graceful end.
     Halt,
     /// Removes the data of exactly this stamp.
     WipeData {
@@ -31,8 +31,8 @@ pub enum Order {
     MoveLeader {
         to: u64,
     },
-    /// Lets a member join that has no vote yet. Each change of the membership is made only if etcd's own list, read with a
-    /// quorum just before, is as expected.
+    /// Adds a member without a vote. Each change of the membership is made only if etcd's own list, from a linearizable
+    /// read just before, is as expected.
     AddLearner {
         expects: Membership,
         peer_url: String,
@@ -72,7 +72,7 @@ pub enum Order {
         /// By how much the revision goes up; all before is marked as compacted.
         bump_revision: u64,
     },
-    /// Removes the snapshot that was brought here.
+    /// Removes the uploaded snapshot.
     DropStaged,
     Auth {
         op: AuthOp,

@@ -1,6 +1,6 @@
-//! What etcd's plain pages say: to anyone who has a certificate, or to everybody where none is asked for, and without a login.
-//! They are the only word of a learner where users log in by password, and the only place where a leader tells how far each
-//! member has followed it.
+//! etcd's plain HTTP pages, which need no login: open to anyone with a certificate, or to everyone where no certificate is
+//! required. They are the only source of information about a learner when users log in by password, and the only place where a
+//! leader reports how far each member has followed it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What an agent holds for its etcd while it runs.
+//! What an agent keeps in memory for its etcd.
 
 use std::sync::{Arc, Mutex};
 

@@ -1,5 +1,5 @@
-//! What etcd says of itself. While it starts, a prober asks at short intervals and facts are answered from what it found,
-//! so that a bring-up loses no time; afterwards etcd is asked when facts are, within bounds, and never otherwise.
+//! etcd's status. While etcd starts, a prober polls it at short intervals and facts are answered from the result, so a
+//! bring-up loses no time. Afterwards etcd is queried only when facts are requested, within limits.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Looks at an etcd that is starting, in a task that can be ended, and keeps what was last found.
+//! Polls a starting etcd in a cancellable task, and keeps the last result.
 
 use std::sync::Mutex;
 

@@ -1,4 +1,4 @@
-//! The etcd program of this machine: found for a node config, and looked at again before each start.
+//! The etcd program of this machine: found for a configuration, and checked again before each start.
 
 use std::ffi::OsStr;
 use std::path::Path;

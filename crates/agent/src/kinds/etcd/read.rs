@@ -1,5 +1,5 @@
-//! etcd's reading calls, offered to the controller: root's certificate and password stay on this machine. What etcd says is
-//! passed on as it comes, a little at a time. The call to etcd ends as soon as nobody takes its answers any more.
+//! etcd's read calls, offered to the controller; root's certificate and password stay on this machine. Answers are passed
+//! on in pieces as they arrive. The call to etcd ends as soon as its answers are no longer read.
 
 use std::convert::Infallible;
 use std::pin::{Pin, pin};
@@ -23,7 +23,7 @@ const AHEAD: usize = 4;
 struct Patience {
     /// As often, a controller that waits is told that its agent lives.
     heartbeat: Duration,
-    /// A controller that takes nothing for so long has gone. A controller that uploads what it reads may be slow for a while.
+    /// A controller that reads nothing for this long is gone. One that uploads what it reads may be slow for a while.
     stalled: Duration,
 }
 
@@ -72,7 +72,7 @@ async fn pass_on(client: Client, method: ReadMethod, request: Bytes, out: Out) {
                 Ok(()) => ReadEnd::Complete,
                 Err(Stop::Etcd(error)) => ReadEnd::Failed(error.into()),
                 Err(Stop::NotTaken) => {
-                    tracing::warn!(method = method.name(), "a reading ends: the controller takes nothing of it");
+                    tracing::warn!(method = method.name(), "a read call ends: the controller does not read its answer");
                     return;
                 }
             };
@@ -96,7 +96,7 @@ enum Stop {
     NotTaken,
 }
 
-/// The way to the controller.
+/// The channel to the controller.
 struct Out {
     sender: mpsc::Sender<Bytes>,
     patience: Patience,
@@ -115,7 +115,7 @@ impl Out {
         }
     }
 
-    /// Waits for etcd, and lets the controller know meanwhile that it is waited for.
+    /// Waits for etcd, and tells the controller meanwhile that it waits.
     async fn while_waiting<T>(&self, work: impl Future<Output = Result<T, Error>>) -> Result<T, Stop> {
         let mut work = pin!(work);
         loop {
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_client_that_waits_for_etcd_is_told_so() {
+    async fn a_client_that_waits_for_etcd_gets_a_notice() {
         let (out, mut taken) = out(100, 5, 1000);
         let slow = async {
             tokio::time::sleep(Duration::from_millis(100)).await;
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_reading_ends_when_its_taker_has_gone() {
+    async fn a_read_call_ends_when_its_reader_disconnects() {
         let (out, taken) = out(1, 1000, 1000);
         drop(taken);
         let never = std::future::pending::<Result<(), Error>>();

@@ -1,7 +1,6 @@
-//! The data of a new formation, made of what a survivor holds or of a snapshot that was brought here. All work is done in a
-//! directory that only etcd's user can enter, with the rights of that user; what was there before is never written to, and kept
-//! next to the new. An interrupted renewal starts again, except once its result is complete: then it is put in place, also by the
-//! next agent.
+//! Creates the data of a new bootstrap from a survivor's data or from an uploaded snapshot. All work is done in a directory that
+//! only etcd's user can enter, as that user. The previous data is never written to, and is kept next to the new data. An
+//! interrupted renewal starts again; if its result is already complete, it is put in place, also by a later agent.
 
 mod rebuild;
 mod restore;
@@ -312,8 +311,7 @@ fn give_away(path: &Path, owner: Option<Owner>) -> Result<(), AgentError> {
     Ok(())
 }
 
-/// The old data goes aside before the new stamp is set, and the new data comes last: at no moment does data bear a stamp that
-/// is not its own.
+/// The old data is moved aside before the new stamp is set, and the new data is moved in last, so data never has a wrong stamp.
 fn put_in_place(place: &Place, layout: &Layout) -> Result<Option<Stamp>, AgentError> {
     let Ok(text) = fs::read(place.ready()) else { return Ok(None) };
     let stamp: Stamp =

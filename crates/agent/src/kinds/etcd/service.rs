@@ -1,4 +1,4 @@
-//! etcd as a service of its machine: what its supervisor must know of it.
+//! etcd as a service of its machine: what its supervisor needs to know.
 
 use std::fs;
 use std::sync::Arc;

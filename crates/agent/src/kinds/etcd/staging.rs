@@ -1,6 +1,6 @@
-//! A snapshot that is brought to this machine for a restore. It counts once all of it is here and it ends with the checksum that was
-//! announced; an interrupted upload leaves nothing. Everything else is compared with that checksum when the restore makes the data, which is
-//! why the snapshot is not synced to disk: only that data must be durable. Only one is kept, in a directory that nobody else can enter.
+//! A snapshot that is uploaded for a restore. It counts when it is complete and ends with the announced checksum; an interrupted upload
+//! leaves nothing. The restore compares everything else with that checksum, so the snapshot itself is not synced to disk: only the restored
+//! data must be durable. Only one snapshot is kept, in a private directory.
 
 use std::fs;
 use std::io;

@@ -1,5 +1,5 @@
-//! Starting and ending etcd, and wiping its data. The rules here are the last line of defence against two clusters of one
-//! name: data is what was expected, `new` is said on empty disks only, and lost data is never taken for a fresh machine.
+//! Starts and stops etcd, and wipes its data. The rules here are the last defence against two clusters with one name: the
+//! data must be what was expected, `new` is used on empty disks only, and lost data is never mistaken for a new machine.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -25,16 +25,16 @@ use crate::stamp::{check_own, describe};
 use crate::state::State;
 use crate::{AgentError, blocking, reach};
 
-/// How long after a boot the network may take.
+/// How long the network may take after a boot.
 const NETWORK: Duration = Duration::from_secs(30);
-/// Between attempts to bring back what should run.
+/// The pause between attempts to start what should run.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// For a program that is to be on the machine. One that is not is fetched by an order, not by a boot.
 const FINDING: Duration = Duration::from_secs(15);
 /// Below the root: everything that is written for etcd is there, except certificates in kubeadm's layout.
 const CONFIGURATION: &str = "etc/etcd";
-/// For an etcd that is asked what it is.
+/// The time limit for etcd's identity.
 pub(super) const ANSWER: Duration = Duration::from_secs(2);
 
 impl Agent {
@@ -68,7 +68,7 @@ impl Agent {
                 return Err(Refusal::failed("a first start needs an empty data directory"));
             }
             (DataSeen::Stamped(stamp), None) => {
-                // What came with its disk to this machine may have come from a copy of it.
+                // The data may be a copy of the disk of another time.
                 if state.etcd.peers.is_empty() {
                     self.state.update(|state| state.etcd.peers = peers).await?;
                 }
@@ -86,7 +86,7 @@ impl Agent {
         Ok(self.bring_up(launch).await?)
     }
 
-    /// Every start that is not systemd's or the keeper's own comes by here.
+    /// Every start comes through here, except those of systemd or the supervisor.
     async fn bring_up(self: &Arc<Self>, launch: Launch) -> Result<(), AgentError> {
         self.check_program(&launch).await?;
         self.check_log(&launch).await?;
@@ -96,7 +96,7 @@ impl Agent {
         self.etcd.service.start(launch, self.gate()).await?;
         self.etcd.not_started.lock().expect("no holder panics").take();
         self.begin_probing();
-        // Those of the layout before are of no use any more.
+        // Those of the previous layout are useless now.
         if let Err(error) = self.put_certificates().await {
             tracing::warn!(error = error.in_full(), "certificates could not be put right");
         }
@@ -129,7 +129,7 @@ impl Agent {
         Ok(self.state.update(wanted).await?)
     }
 
-    /// An order whose answer was lost may come again.
+    /// An order whose answer was lost may be repeated.
     async fn runs_already(
         &self,
         launch: &Launch,
@@ -176,7 +176,7 @@ impl Agent {
             ServiceState::Running { digest, .. } if digest == launch.digest && !self.runs_other(&launch).await => {
                 return Ok(());
             }
-            // Data that is in use until the restart is as old as it was.
+            // Data that is in use until the restart is not outdated.
             ServiceState::Running { .. } => {}
             ServiceState::Unknown { why } => {
                 return Err(Refusal::failed(format!("cannot tell whether etcd is running: {why}")));
@@ -190,7 +190,7 @@ impl Agent {
         Ok(self.bring_up(launch).await?)
     }
 
-    /// Whether the etcd that runs says to be of another version.
+    /// Whether the running etcd reports another version.
     async fn runs_other(&self, launch: &Launch) -> bool {
         let Ok(client) = self.etcd.access.client(&self.state.get()) else { return false };
         let Ok(Ok(status)) = timeout(ANSWER, client.status()).await else { return false };
@@ -300,7 +300,7 @@ impl Agent {
         self.bring_up(launch).await.map_err(in_full)
     }
 
-    /// Data must bear the stamp that etcd was last started with.
+    /// The data's stamp must be the one that etcd was last started with.
     async fn check_data(&self, state: &State) -> Result<(), String> {
         let found = self.look_at_data().await.map_err(|error| error.in_full())?;
         match (&found, &state.etcd.last_started) {
@@ -312,7 +312,7 @@ impl Agent {
         }
     }
 
-    /// How etcd is to be started with all that is in place now.
+    /// How to start etcd with everything that is in place now.
     fn launch(&self, state: &State, bootstrap: Option<&Bootstrap>) -> Result<Launch, Refusal> {
         let (etcd, program) = self.etcd_in_place(state)?;
         let in_place = state.node_config.as_ref();
@@ -341,7 +341,7 @@ impl Agent {
         Ok(Some(Pod { image, command, manifests, reads, log_argument }))
     }
 
-    /// What keeps this machine from running etcd as a pod.
+    /// Why this machine cannot run etcd as a pod.
     pub(crate) fn pod_in_the_way(&self, config: &NodeConfig) -> Option<Obstacle> {
         static_pod::obstacle(&self.layout, config.etcd()?.pod.as_ref()?, SERVICE)
     }
@@ -357,7 +357,7 @@ impl Agent {
             }
             (_, BinarySeen::Missing { why }) => Err(Refusal::failed(why)),
             (None, BinarySeen::Unasked) | (Some(_), BinarySeen::Unasked) => {
-                Err(Refusal::failed("etcd has not been looked for yet"))
+                Err(Refusal::failed("etcd was not searched for yet"))
             }
         }
     }

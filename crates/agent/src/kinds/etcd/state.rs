@@ -1,4 +1,4 @@
-//! What the agent remembers of etcd.
+//! What the agent remembers about etcd.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ pub(crate) struct EtcdState {
     /// Whether etcd is meant to run.
     pub(crate) wanted_running: bool,
     pub(crate) last_started: Option<Stamp>,
-    /// Where the other members serve their clients, to be asked before etcd is started.
+    /// The client URLs of the other members, which are queried before etcd starts.
     #[serde(default)]
     pub(crate) peers: BTreeSet<String>,
     /// Found at the last attempt to start etcd.
@@ -26,21 +26,21 @@ pub(crate) struct EtcdState {
 }
 
 impl EtcdState {
-    /// Nothing is left of the formation that etcd was in here.
+    /// Drops everything about the bootstrap that etcd took part in here.
     pub(crate) fn forget_formation(&mut self) {
         (self.last_started, self.older) = (None, None);
         self.peers.clear();
     }
 }
 
-/// What etcd was told when it was started, as far as nobody can ask it.
+/// etcd's start parameters that a running etcd does not report.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub(crate) struct Launched {
     /// Of all inputs: by it a running etcd is known.
     pub(crate) digest: String,
     /// Key identifiers of CAs.
     pub(crate) trust: BTreeMap<TrustPlane, BTreeSet<String>>,
-    /// Where it finds its certificates.
+    /// The directory of its certificates.
     #[serde(default)]
     pub(crate) layout: CertificateLayout,
 }

@@ -1,5 +1,5 @@
-//! Which CAs etcd trusts: those in the node config, which it reads when it starts, and those that the etcd which runs now
-//! was started with. The second is remembered before each start, as nobody can ask a running etcd for it.
+//! The CAs that etcd trusts: those in the configuration, which it reads when it starts, and those that the running etcd
+//! was started with. The latter are recorded before each start, because a running etcd does not report them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,7 +16,7 @@ use crate::state::State;
 const REMEMBERED: usize = 2;
 
 impl Agent {
-    /// Notes what etcd is about to be told to trust.
+    /// Records the CAs that etcd is about to be started with.
     pub(crate) async fn note_trust(&self, digest: &str) -> Result<(), AgentError> {
         let state = self.state.get();
         let Some(in_place) = &state.node_config else { return Ok(()) };

@@ -1,9 +1,9 @@
-//! etcd's write-ahead log, read without etcd: how far it goes, and whose it is. It tells a torn end, which a crash leaves and
-//! etcd mends, from garbage. It changes a log only where it is asked to, and then only its end.
+//! Reads etcd's write-ahead log without etcd: how far it goes, and which member it belongs to. It distinguishes a torn end,
+//! which a crash leaves and etcd repairs, from garbage. It changes a log only on request, and then only its end.
 //!
-//! A log is a row of files. A file is a row of frames: eight bytes of length, a record, and padding to a multiple of eight.
-//! Each record carries the CRC-32C over all data so far; each file begins with the value it starts from. Files are longer
-//! than what was written to them: the rest is zeros.
+//! A log is a sequence of files. A file is a sequence of frames: eight bytes of length, a record, and padding to a multiple
+//! of eight. Each record carries the CRC-32C over all data so far; each file begins with the value it starts from. Files are
+//! longer than what was written to them: the rest is zeros.
 
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};

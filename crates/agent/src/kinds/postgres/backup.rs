@@ -1,4 +1,4 @@
-//! Backups: the repository is prepared, a backup is taken and removed. pgBackRest does the work.
+//! Backups with pgBackRest: prepares the repository, takes and removes backups.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Databases and users: read and changed through the primary.
+//! Databases and users, read and changed through the primary.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Patroni's configuration on this machine: made real, put where Patroni reads it, and what the agent itself reads in it.
+//! Patroni's configuration on this machine: completes it, writes it where Patroni reads it, and reads what the agent itself needs from it.
 
 use quorate_core::Secret;
 use quorate_core::kinds::postgres::desire::PROGRAMS;

@@ -1,4 +1,4 @@
-//! PostgreSQL's data directory and the stamp next to it, which says whose data it is.
+//! PostgreSQL's data directory, and the stamp next to it, which says which cluster and member the data belongs to.
 
 use std::fs;
 use std::io;

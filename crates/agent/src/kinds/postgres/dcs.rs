@@ -1,4 +1,4 @@
-//! The etcd in which Patroni keeps its state, as far as the agent reads and clears it itself. The agent logs in as Patroni does.
+//! The etcd in which Patroni keeps its state, as far as the agent itself reads and clears it. The agent logs in like Patroni.
 
 use std::time::Duration;
 
@@ -97,7 +97,7 @@ pub(super) async fn check_gateway(settings: &PatroniConfig, files: &[ConfigFile]
     for host in &settings.etcd3.hosts {
         let asked = client.post(format!("https://{host}/v3/kv/range")).body("{}").send().await;
         if asked.is_ok_and(|answer| answer.status() == StatusCode::NOT_FOUND) {
-            let why = format!("the etcd at {host} has no JSON gateway, and Patroni speaks to nothing else");
+            let why = format!("the etcd at {host} has no JSON gateway, and Patroni uses no other API");
             return Err(Refusal::Failed { why: format!("{why}: start it with --enable-grpc-gateway") });
         }
     }

@@ -1,4 +1,4 @@
-//! What the agent reports of its PostgreSQL.
+//! What the agent reports about its PostgreSQL.
 
 use std::time::Duration;
 

@@ -1,8 +1,8 @@
-//! HAProxy on this machine: one port leads to the primary, one to replicas, as Patroni's REST API says over TLS. It has no data, so it needs no
-//! orders: it runs wherever the config has it.
+//! HAProxy on this machine: one port for the primary and one for replicas, chosen by Patroni's REST API over TLS. It has no data, so it
+//! runs wherever the configuration says, without orders.
 //!
-//! Other servers and settings are taken up by a reload. The previous process keeps its connections until they end. No server counts as
-//! healthy before it was checked: each start reads a file in which all are down, and a reload one with what the previous process knew.
+//! A reload applies changed servers and settings. The previous process keeps its connections until they end. No server counts as healthy
+//! before it was checked: a start reads a state file in which all servers are down, and a reload reads the state of the previous process.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
@@ -39,7 +39,7 @@ pub(super) const CONFIG_FILE: &str = "etc/haproxy/haproxy.cfg";
 /// In the directory that it works in: the path of a socket has room for about 100 characters.
 const SOCKET: &str = "haproxy.sock";
 const SERVERS_FILE: &str = "servers";
-/// What the process that runs was started or reloaded with.
+/// The configuration that the process was started or reloaded with.
 const LOADED_FILE: &str = "loaded";
 const DRAFT_FILE: &str = "draft.cfg";
 const USUAL_PLACES: [&str; 2] = ["/usr/sbin", "/usr/local/sbin"];
@@ -53,7 +53,7 @@ const SERVERS_HEAD: &str = "1\n# be_id be_name srv_id srv_name srv_addr srv_op_s
     srv_time_since_last_change srv_check_status srv_check_result srv_check_health srv_check_state srv_agent_state \
     bk_f_forced_id srv_f_forced_id srv_fqdn srv_port srvrecord srv_use_ssl srv_check_port srv_check_addr srv_agent_addr \
     srv_agent_port\n";
-/// Where that state says whether the health is asked for, and what it says then.
+/// The fields of that state for the health check, and their values.
 const CHECK_STATE: usize = 13;
 const CHECKED: &str = "6";
 const PORTS: [&str; 2] = ["primary", "replica"];
@@ -77,7 +77,7 @@ impl Agent {
         Ok(ProgramService { path, args, env: BTreeMap::new() })
     }
 
-    /// Has HAProxy run as the config in place says, or notes why it does not.
+    /// Runs HAProxy as the configuration says, or records why it does not run.
     pub(crate) async fn keep_haproxy(&self) {
         let state = self.state.get();
         let wanted = state.node_config.as_ref().and_then(|in_place| in_place.config.haproxy().cloned());
@@ -139,7 +139,8 @@ impl Agent {
         })
     }
 
-    /// New clients of this server wait in HAProxy's queue. When the time is up, they are let through, whatever has become of the controller.
+    /// Holds new clients of this server in HAProxy's queue. When the time is up, they are released, whatever has happened to the
+    /// controller.
     pub(super) async fn hold_clients(self: &Arc<Self>, server: &str, time: Duration) -> Result<(), Refusal> {
         self.queue().hold(server, time).await
     }
@@ -163,20 +164,20 @@ impl Agent {
         Arc::new(Queue { place: Place::new(&self.layout), layout: self.layout.clone(), held, most: Box::new(most) })
     }
 
-    /// Called once, when the agent starts: nobody is held back by an agent that is gone.
+    /// Called once, when the agent starts: releases clients that a previous agent held.
     pub(crate) async fn resume_haproxy(self: &Arc<Self>) {
         let state = self.state.get();
         let Some(haproxy) = state.node_config.as_ref().and_then(|in_place| in_place.config.haproxy()) else { return };
         for server in haproxy.servers.keys() {
             if let Err(error) = self.release_clients(server, None).await {
-                tracing::debug!(%error, server, "HAProxy was not told");
+                tracing::debug!(%error, server, "HAProxy was not notified");
             }
         }
         self.keep_haproxy().await;
     }
 }
 
-/// Why HAProxy has not confirmed what it was told.
+/// Why HAProxy has not confirmed a command.
 #[derive(Debug)]
 pub(super) enum Untold {
     NotRunning,
@@ -205,7 +206,7 @@ fn complain(said: String) -> AgentError {
     AgentError::Command { command: HAPROXY.to_owned(), said }
 }
 
-/// Where HAProxy works, and how it is spoken to.
+/// HAProxy's directory and sockets.
 pub(super) struct Place {
     directory: PathBuf,
     config: PathBuf,
@@ -270,7 +271,7 @@ impl Place {
         }
     }
 
-    /// The process that answers clients now.
+    /// The current worker process.
     async fn worker(&self) -> Result<u32, AgentError> {
         let shown = self.ask("show info").await?;
         let pid = shown.lines().find_map(|line| line.strip_prefix("Pid: ")?.trim().parse().ok());

@@ -1,8 +1,8 @@
-//! Clients that wait while the primary changes: new ones in HAProxy's queue, and those of PgBouncer there.
+//! Holds clients while the primary changes: new ones in HAProxy's queue, and those of PgBouncer.
 //!
-//! Everybody who is held back is let through, whatever becomes of the controller: when it says so, or when the time is up. HAProxy may obey and
-//! not answer, or not even read what it is told. So the time begins before HAProxy is asked for anything, and HAProxy is asked to let clients
-//! through until it confirms that. A server whose health nobody asks for any more would keep its clients after it has lost the lead.
+//! Held clients are always released, whatever happens to the controller: on its order, or when the time is up. HAProxy may obey without
+//! answering, or not read the command at all. So the time starts before the first command to HAProxy, and the release is repeated until
+//! HAProxy confirms it. Otherwise a server whose health checks are paused would keep its clients after it is no longer the primary.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -20,12 +20,12 @@ use crate::layout::Layout;
 const ATTEMPTS: u32 = 300;
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// The servers whose clients are held back, each with the turn in which that was last asked for or ended. What belongs to an earlier turn is over.
+/// The servers whose clients are held, each with the turn in which that was last requested or ended. An earlier turn no longer matters.
 #[derive(Default)]
 pub(super) struct Held {
     turns: u64,
     servers: BTreeMap<String, u64>,
-    /// Taken while HAProxy is told something, so it is told nothing of a turn that is over.
+    /// Held during a command to HAProxy, so no command of an earlier turn is sent.
     telling: Arc<tokio::sync::Mutex<()>>,
 }
 
@@ -61,7 +61,7 @@ pub(super) struct Queue {
 }
 
 impl Queue {
-    /// New clients of this server wait. When the time is up, they are let through.
+    /// Holds new clients of this server. When the time is up, they are released.
     pub(super) async fn hold(self: Arc<Self>, server: &str, time: Duration) -> Result<(), Refusal> {
         let telling = self.telling().await;
         let turn = self.held().begin(server);
@@ -91,7 +91,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Lets clients through, and sends them to another server at once, if one is named.
+    /// Releases clients, and sends them to another server at once, if one is named.
     pub(super) async fn release(self: Arc<Self>, server: &str, to: Option<&str>) -> Result<(), Refusal> {
         let telling = self.telling().await;
         let turn = self.held().begin(server);
@@ -164,7 +164,7 @@ mod tests {
 
     use super::*;
 
-    /// Longer than anything here takes.
+    /// Longer than anything here needs.
     const SOON: Duration = Duration::from_secs(20);
 
     /// The answer of one that is too busy to answer.
@@ -226,7 +226,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(600);
 
     #[tokio::test]
-    async fn clients_are_let_through_when_the_controller_says_so() {
+    async fn clients_are_released_on_the_controllers_order() {
         let fake = Fake::start(&[]);
         fake.queue.clone().hold("pg-1", LONG).await.unwrap();
         assert!(fake.queue.held().anybody());
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn clients_are_let_through_when_the_time_is_up_even_if_haproxy_misses_it_once() {
+    async fn clients_are_released_when_the_time_is_up_even_if_haproxy_misses_it_once() {
         let fake = Fake::start(&["\n\n", ""]);
         fake.queue.clone().hold("pg-1", Duration::from_millis(20)).await.unwrap();
         fake.until_nobody_is_held().await;
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn clients_are_let_through_when_haproxy_does_not_confirm_that_they_wait() {
+    async fn clients_are_released_when_haproxy_does_not_confirm_that_they_wait() {
         let fake = Fake::start(&["", "", "\n"]);
         assert!(fake.queue.clone().hold("pg-1", LONG).await.is_err());
         fake.until_nobody_is_held().await;
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_haproxy_that_does_not_run_keeps_nobody_waiting() {
+    async fn a_stopped_haproxy_holds_no_client() {
         let dir = tempfile::tempdir().unwrap();
         let layout = Layout::new(dir.path()).unwrap();
         let (place, held) = (Place::new(&layout), Arc::default());

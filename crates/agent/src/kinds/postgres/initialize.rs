@@ -1,5 +1,5 @@
-//! Creates the first data of a cluster. It is created in a private directory and renamed into place as a whole, so there is never half a data
-//! directory. It is never created twice: not where anything is, and not where the DCS knows of data already.
+//! Creates the first data of a cluster. It is created in a private directory and renamed into place, so there is never a partial data
+//! directory. It is never created twice: not if any data exists on this machine, and not if the DCS already names data.
 
 use std::collections::BTreeMap;
 use std::path::Path;

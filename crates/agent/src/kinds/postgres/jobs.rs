@@ -1,5 +1,5 @@
-//! Work on backups that can take hours. It is begun by one request and looked at by others, so a controller that goes away ends nothing. One
-//! at a time.
+//! Backup jobs, which can take hours. One request starts a job and others poll it, so it continues when the controller exits. One at a
+//! time.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -18,7 +18,7 @@ use crate::api::Refusal;
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum JobRequest {
-    /// Begins it, unless the one with this id was begun before.
+    /// Starts it, unless the job with this id was started before.
     Begin {
         id: String,
         job: Job,
@@ -26,7 +26,7 @@ pub enum JobRequest {
     Look {
         id: String,
     },
-    /// Ends one that goes on until it is ended.
+    /// Ends a job that runs until it is ended.
     End {
         id: String,
     },
@@ -35,9 +35,9 @@ pub enum JobRequest {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Job {
-    /// Writes a row into the primary, by which a restored backup is known.
+    /// Writes a row into the primary, which identifies a restored backup.
     Mark,
-    /// Has all of the log stored that was written until now.
+    /// Archives all log that was written until now.
     StoreLog,
     BackUp {
         kind: BackupKind,
@@ -47,11 +47,11 @@ pub enum Job {
         #[serde(default)]
         primary: Option<PrimaryFiles>,
     },
-    /// Gives files of the primary to the replica that takes a backup, until it is ended or nobody looks at it any more.
+    /// Offers files of the primary to the replica that takes a backup, until it is ended or no longer polled.
     Serve(ServerPass),
-    /// Restores a backup into a temporary PostgreSQL and looks at all of it.
+    /// Restores a backup into a temporary PostgreSQL and checks all of it.
     Verify { target: RestoreTarget, mark: Mark },
-    /// Removes a backup, those that rest on it, and the log that only they need.
+    /// Removes a backup, those that depend on it, and the log that only they need.
     Expire { label: String, repository: u8 },
 }
 
@@ -68,7 +68,7 @@ impl Job {
     }
 }
 
-/// What a server for one backup is known by, and whom it lets in.
+/// The certificate of a server for one backup, and its one client.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ServerPass {
     pub pass: Pass,
@@ -106,7 +106,7 @@ pub struct JobAnswer {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub serves: Option<ServedPaths>,
     pub doing: String,
-    /// Absent while it is under way.
+    /// Absent while it is running.
     pub outcome: Option<JobOutcome>,
 }
 
@@ -116,12 +116,12 @@ pub enum JobOutcome {
     Marked(Mark),
     LogStored,
     BackedUp(Box<BackupTaken>),
-    /// What was found, or what is wrong with the backup.
+    /// The result, or the problem of the backup.
     Verified(Result<BackupChecked, String>),
     Expired,
-    /// It was ended, or nobody looked at it any more.
+    /// It was ended, or no longer polled.
     Served,
-    /// It could not be done. Of a verification: which says nothing about the backup.
+    /// It failed. For a verification, this says nothing about the backup.
     Failed {
         why: String,
     },
@@ -143,7 +143,7 @@ struct Begun {
 }
 
 impl Jobs {
-    /// What the one with this id has come to.
+    /// The state of the job with this id.
     fn look(&self, id: &str) -> Option<JobAnswer> {
         let mut begun = self.0.lock().expect("no holder panics");
         let begun = begun.as_mut().filter(|begun| begun.id == id)?;
@@ -151,7 +151,7 @@ impl Jobs {
         Some(JobAnswer { serves: begun.serves.clone(), doing: begun.doing.clone(), outcome: begun.outcome.clone() })
     }
 
-    /// Whether one that goes on until it is ended should.
+    /// Whether a job that runs until it is ended should end.
     pub(super) fn is_over(&self, lease: Duration) -> bool {
         let begun = self.0.lock().expect("no holder panics");
         begun.as_ref().is_none_or(|begun| begun.is_over || begun.looked.elapsed() > lease)

@@ -12,13 +12,13 @@ use crate::layout::Layout;
 pub(super) const RESTORED_TABLESPACES: &str = "tablespaces.";
 
 impl Layout {
-    /// All that belongs to PostgreSQL's data: on a separate disk, if there is one, so that it goes with the disk.
+    /// Everything that belongs to PostgreSQL's data: on the separate disk, if there is one, so that it stays with that disk.
     pub(crate) fn postgres_home(&self) -> PathBuf {
         let disk = self.data_disk();
         if disk.is_dir() { disk.join("postgresql") } else { self.root().join(desire::HOME_DIRECTORY) }
     }
 
-    /// A configuration of PostgreSQL's programs, made real for this machine.
+    /// A configuration of PostgreSQL's programs, completed for this machine.
     pub(crate) fn fill_in_postgres(&self, text: &str, address: IpAddr) -> String {
         let home = self.postgres_home().display().to_string();
         self.fill_in(&text.replace(&format!("{ROOT}/{}", desire::HOME_DIRECTORY), &home), address)
@@ -28,7 +28,7 @@ impl Layout {
         self.postgres_home().join("data")
     }
 
-    /// Where a standby finds its password.
+    /// The file with a standby's password.
     pub(crate) fn standby_password(&self) -> PathBuf {
         self.postgres_home().join("pgpass")
     }
@@ -37,12 +37,12 @@ impl Layout {
         self.postgres_home().join("data.stamp")
     }
 
-    /// Where the first data of a cluster is created.
+    /// The directory where the first data of a cluster is created.
     pub(crate) fn postgres_draft(&self) -> PathBuf {
         self.postgres_home().join("data.new")
     }
 
-    /// What an interrupted clone left, put aside before the next.
+    /// Leftovers of an interrupted clone, put aside before the next.
     pub(crate) fn postgres_remnant(&self) -> PathBuf {
         self.postgres_home().join("data.remnant")
     }
@@ -52,12 +52,12 @@ impl Layout {
         self.postgres_home().join("data.restored")
     }
 
-    /// Says that it is complete, and for which bootstrap.
+    /// Marks it as complete, with its bootstrap.
     pub(crate) fn postgres_restored_stamp(&self) -> PathBuf {
         self.postgres_home().join("data.restored.stamp")
     }
 
-    /// What a restore has replaced.
+    /// The data that a restore has replaced.
     pub(crate) fn postgres_replaced(&self) -> PathBuf {
         self.postgres_home().join("data.replaced")
     }
@@ -67,7 +67,7 @@ impl Layout {
         self.postgres_home().join("data.replaced.stamp")
     }
 
-    /// A copy on which an upgrade is rehearsed, and what becomes of it.
+    /// The copy for the rehearsal of an upgrade, and its result.
     pub(crate) fn postgres_rehearsed(&self) -> PathBuf {
         self.postgres_home().join("data.rehearsed")
     }
@@ -107,7 +107,7 @@ impl Layout {
         self.root().join(desire::PKI_DIRECTORY)
     }
 
-    /// With what the agent itself logs in to PostgreSQL.
+    /// The agent's own login for PostgreSQL.
     pub(crate) fn password_file(&self) -> PathBuf {
         self.state_dir().join("postgres.pgpass")
     }

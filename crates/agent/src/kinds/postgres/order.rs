@@ -10,35 +10,35 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Order {
-    /// Creates the first data of a cluster where there is none, and starts nothing.
+    /// Creates the first data of a cluster if there is none, and starts nothing.
     Initialize {
         stamp: Stamp,
         /// Some are written into new data.
         parameters: BTreeMap<String, String>,
     },
-    /// Starts Patroni on data that must be as expected. Where there is none, Patroni clones it, and this is its stamp.
+    /// Starts Patroni on data that must be as expected. If there is none, Patroni clones it, and this is its stamp.
     Start {
         expects: DataSeen,
         join: Option<Stamp>,
     },
     /// Stops Patroni, which stops PostgreSQL.
     Stop,
-    /// The same, unless this member is the primary: the standbys that could take over from it are not known to the controller then.
+    /// The same, unless this member is the primary: then the controller does not know which standbys could take over.
     StopReplica,
-    /// Stops and starts both where Patroni was started with other inputs.
+    /// Restarts both if Patroni was started with other inputs.
     Restart,
     /// Restarts PostgreSQL, through Patroni, if a parameter waits for it.
     RestartPostgres,
-    /// Makes the store of backups ready, and checks that the log gets there.
+    /// Prepares the backup store, and checks that the log arrives there.
     PrepareRepository {
         place: String,
     },
-    /// Begins to restore a backup next to the data. Facts say how far it has come.
+    /// Starts to restore a backup next to the data. Facts report the progress.
     RestoreBackup {
         stamp: Stamp,
         target: RestoreTarget,
     },
-    /// Puts the restored data in place of what is there, which is kept next to it.
+    /// Replaces the current data by the restored data, and keeps the current data next to it.
     PutRestored {
         was: DataSeen,
         stamp: Stamp,
@@ -47,20 +47,20 @@ pub enum Order {
     SetAside {
         stamp: Stamp,
     },
-    /// Begins to upgrade a copy of the data to the next version, and deletes it. Facts say how far it has come.
+    /// Starts to upgrade a copy of the data to the next version, which is then deleted. Facts report the progress.
     RehearseUpgrade {
         id: String,
     },
-    /// Begins to make data of the next version next to what is there. Facts say how far it has come.
+    /// Starts to create data of the next version next to the current data. Facts report the progress.
     UpgradeData {
         expects: DataSeen,
         stamp: Stamp,
     },
-    /// Begins to collect statistics of all tables. Facts say how far it has come.
+    /// Starts to collect statistics of all tables. Facts report the progress.
     Analyze {
         id: String,
     },
-    /// Begins to make the data of this stamp, which an upgrade has replaced, ready to be put in place.
+    /// Starts to prepare the data of this stamp, which an upgrade has replaced, to be put in place.
     TakeBack {
         was: Stamp,
         stamp: Stamp,
@@ -69,22 +69,22 @@ pub enum Order {
     DiscardReplaced {
         stamp: Stamp,
     },
-    /// Writes the configuration of all members, in JSON, into the DCS.
+    /// Writes the shared configuration, in JSON, into the DCS.
     SetConfig {
         config: String,
     },
     /// Makes another member the primary, as Patroni calls it. This one must be it.
     Switchover {
         to: MemberName,
-        /// It waits so long for transactions to end.
+        /// How long it waits for transactions to end.
         #[serde(default)]
         drain_ms: u64,
     },
-    /// Patroni may promote this member, if its log goes that far and no other may be promoted.
+    /// Allows Patroni to promote this member, if its log reaches that far and no other may be promoted.
     LetTakeOver {
         end: LogEnd,
     },
-    /// Has the HAProxy of this machine keep new clients of this server waiting, for a bounded time.
+    /// Makes the HAProxy of this machine hold new clients of this server, for a limited time.
     HoldClients {
         server: String,
         for_ms: u64,
@@ -94,7 +94,7 @@ pub enum Order {
         server: String,
         to: Option<String>,
     },
-    /// Removes the data of exactly this stamp, and what Patroni has noted of that data in the DCS.
+    /// Removes the data of exactly this stamp, and Patroni's keys for that data in the DCS.
     WipeData {
         stamp: Stamp,
     },
@@ -105,7 +105,7 @@ pub enum Order {
 }
 
 impl Order {
-    /// For the log, which must not show what is in it.
+    /// For the log, which must not show the content.
     pub fn name(&self) -> &'static str {
         match self {
             Order::Initialize { .. } => "create data",

@@ -1,4 +1,5 @@
-//! pgBackRest on this machine: its configuration, and how it is run. It reaches PostgreSQL as everybody does who logs in as the superuser.
+//! pgBackRest on this machine: its configuration, and how it is run. It connects to PostgreSQL like any client that logs in as the
+//! superuser.
 
 use std::path::{Path, PathBuf};
 

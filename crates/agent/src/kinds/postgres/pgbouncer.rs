@@ -1,7 +1,7 @@
-//! PgBouncer on this machine: clients share connections to the primary, which it reaches through the HAProxy next to it. HAProxy knows the primary
-//! from Patroni, so PgBouncer needs no knowledge of it. It has no data, so it needs no orders: it runs wherever the config has it.
+//! PgBouncer on this machine: clients share connections to the primary, through the local HAProxy. HAProxy knows the primary from Patroni,
+//! so PgBouncer does not need to. It has no data, so it runs wherever the configuration says, without orders.
 //!
-//! Other users, passwords, sizes and certificates are taken up by a reload. While the primary is to move, PgBouncer is paused: transactions end,
+//! A reload applies changed users, passwords, sizes and certificates. While the primary moves, PgBouncer is paused: transactions complete,
 //! clients wait, and continue on the new primary.
 
 use std::collections::BTreeMap;
@@ -32,9 +32,9 @@ use crate::services::Service;
 pub(super) const DIRECTORY: &str = "etc/pgbouncer";
 const CONFIG_FILE: &str = "etc/pgbouncer/pgbouncer.ini";
 const USERS_FILE: &str = "etc/pgbouncer/userlist.txt";
-/// What the process that runs was started or reloaded with.
+/// The configuration that the process was started or reloaded with.
 const LOADED_FILE: &str = "etc/pgbouncer/loaded";
-/// What is read again with the configuration.
+/// Files that a reload also reads.
 const CERTIFICATES: [&str; 3] = ["member.crt", "member.key", "ca.crt"];
 /// A client needs a descriptor, and so does a connection to PostgreSQL.
 pub(crate) const SETTINGS: &str = "LimitNOFILE=65536\n";
@@ -59,7 +59,7 @@ impl Agent {
         Ok(ProgramService { path: program.display().to_string(), args, env: BTreeMap::new() })
     }
 
-    /// Has PgBouncer run as the config in place says, or notes why it does not.
+    /// Runs PgBouncer as the configuration says, or records why it does not run.
     pub(crate) async fn keep_pgbouncer(&self) {
         let state = self.state.get();
         let wanted = state.node_config.as_ref().and_then(|in_place| in_place.config.pgbouncer().cloned());

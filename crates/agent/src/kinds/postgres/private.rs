@@ -1,5 +1,5 @@
-//! Private directories for sockets, passwords and keys that are needed for a while. They have short names and are not below the agent's root,
-//! because the path of a socket cannot be long. An agent that is killed leaves them behind, and the next one on the same root removes them.
+//! Private directories for temporary sockets, passwords and keys. They have short names and are not below the agent's root, because a
+//! socket's path must be short. If an agent is killed, the next one on the same root removes them.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
-//! The processes of Patroni and PostgreSQL on this machine. PostgreSQL outlives a Patroni that is killed, and the next Patroni takes it over;
-//! so nothing here ends it but an order.
+//! The processes of Patroni and PostgreSQL on this machine. PostgreSQL survives when Patroni is killed, and the next Patroni adopts it. So
+//! only an order stops it.
 
 use std::fs;
 use std::path::Path;
@@ -69,7 +69,7 @@ pub(super) fn marked(layout: &Layout) -> Vec<Process> {
 /// Says in the environment of a process which restored data it works on, so what a killed agent left at work is found.
 pub(super) const WORKS_ON: &str = "QUORATE_WORKS_ON";
 
-/// Ends what still works on restored data that nobody waits for any more.
+/// Ends processes on restored data that is no longer needed.
 pub(super) fn end_work_on(data: &Path) {
     for process in process::with_environment(WORKS_ON, &data.display().to_string()) {
         process.end(IMMEDIATE);

@@ -1,4 +1,4 @@
-//! The programs of PostgreSQL and Patroni on this machine: found for a node config, and looked at again before each start.
+//! The programs of PostgreSQL and Patroni on this machine: found for a configuration, and checked again before each start.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -17,12 +17,12 @@ pub(crate) struct Programs {
     pub(super) patroni: Option<PathBuf>,
     pub(super) postgres_seen: BinarySeen,
     pub(super) patroni_seen: BinarySeen,
-    /// For backups; not looked for without.
+    /// For backups; not searched for without them.
     #[serde(default)]
     pub(super) pgbackrest: Option<PathBuf>,
     #[serde(default)]
     pub(super) pgbackrest_seen: BinarySeen,
-    /// The directory of those of the version that the cluster is to have.
+    /// The directory of the programs of the wanted version.
     #[serde(default)]
     pub(super) next: Option<PathBuf>,
     #[serde(default)]
@@ -109,7 +109,7 @@ impl Agent {
     }
 }
 
-/// What was found, unless it is gone by now.
+/// The found program, unless it is gone now.
 pub(super) fn still(path: Option<PathBuf>, seen: &BinarySeen) -> BinarySeen {
     match path {
         Some(path) if !path.is_file() => {

@@ -1,5 +1,4 @@
-//! SQL to the PostgreSQL of this machine, as its superuser. It needs the certificate of a member and the password, as everybody who logs in as
-//! the superuser does.
+//! SQL on the local PostgreSQL, as its superuser. It needs a member's certificate and the password, like any login as the superuser.
 
 use std::path::Path;
 use std::time::Duration;
@@ -38,7 +37,7 @@ pub(super) fn unlogged() -> String {
 const TERSELY: &str = "\\set VERBOSITY terse\n";
 
 impl Agent {
-    /// What this script prints, without headers.
+    /// The output of this script, without headers.
     pub(super) async fn run_sql(&self, script: &str, time: Duration) -> Result<String, Refusal> {
         let psql = self.postgres_directory(&self.state.get())?.join("psql");
         let mut command = RunAs::Agent.command(&psql);
@@ -48,7 +47,7 @@ impl Agent {
         Ok(tools::run(command, &format!("{TERSELY}{}{script}", unlogged()), time).await?)
     }
 
-    /// What a program that uses libpq must know to log in.
+    /// The login settings for programs that use libpq.
     pub(super) fn log_in(&self, command: &mut Command, password_file: &Path) {
         let (address, pki) = (self.state.get().address, self.layout.patroni_certificates());
         command.env("PGHOST", address.to_string()).env("PGPORT", CLIENT_PORT.to_string());

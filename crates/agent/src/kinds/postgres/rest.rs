@@ -1,4 +1,4 @@
-//! Patroni's REST API, as the Patroni of this machine serves it. It takes commands from clients with a certificate of the members' CA.
+//! The REST API of the local Patroni. It accepts commands from clients with a certificate of the members' CA.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::api::Refusal;
 use crate::kinds::etcd::trust;
 use crate::{AgentError, http, tls};
 
-/// For a question. A request for facts waits for it.
+/// For a query. A request for facts waits for it.
 const ANSWERING: Duration = Duration::from_millis(1500);
 const CONFIGURING: Duration = Duration::from_secs(20);
 /// PostgreSQL writes all that is in memory before it stops, and recovers when it starts.
@@ -48,7 +48,7 @@ impl Rest {
         serde_json::from_slice(&body).map_err(unread)
     }
 
-    /// What Patroni says to a command.
+    /// Patroni's answer to a command.
     async fn command(&self, method: Method, path: &str, body: Value, time: Duration) -> Result<Said, AgentError> {
         let (status, body) = self.send(method, path, Bytes::from(body.to_string()), time).await?;
         Ok(Said { status, text: String::from_utf8_lossy(&body).trim().to_owned() })
@@ -151,7 +151,7 @@ impl Agent {
         }
     }
 
-    /// What takes effect when PostgreSQL restarts.
+    /// Changes that take effect when PostgreSQL restarts.
     async fn waits_for_restart(&self) -> Result<Option<Waits>, Refusal> {
         if self.patroni_status().await?.pending_restart {
             return Ok(Some(Waits::Parameter));

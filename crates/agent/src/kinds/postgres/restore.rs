@@ -1,4 +1,4 @@
-//! A restore of the cluster's data: first next to what is there, recovered and stopped; then put in its place by a rename. What was there is
+//! Restores the cluster's data: first next to the existing data, recovered and stopped; then renamed into its place. The previous data is
 //! kept next to it until the next restore.
 
 use std::fs;
@@ -22,7 +22,7 @@ use crate::state::State;
 use crate::{AgentError, blocking};
 
 impl Agent {
-    /// Begins it, and answers at once: facts say how far it has come.
+    /// Starts it, and answers at once: facts report the progress.
     pub(super) async fn begin_restore(self: &Arc<Self>, stamp: Stamp, target: RestoreTarget) -> Result<(), Refusal> {
         check_own(&self.state.get(), &stamp)?;
         if let Some(seen) = self.restore_seen().await?.filter(|seen| seen.token == stamp.token)
@@ -86,7 +86,7 @@ impl Agent {
         Ok(stamp::write(&mark, stamp)?)
     }
 
-    /// What facts say of it. Restored data that is complete outlives the agent.
+    /// Its state for the facts. Complete restored data outlives the agent.
     pub(super) async fn restore_seen(&self) -> Result<Option<RestoreSeen>, AgentError> {
         if let Some(seen) = self.postgres.restoring.lock().expect("no holder panics").clone() {
             return Ok(Some(seen));
@@ -100,7 +100,7 @@ impl Agent {
         Ok(stamp.map(|stamp| RestoreSeen { token: stamp.token, state: RestoreState::Ready }))
     }
 
-    /// The DCS comes first: what Patroni has noted there is of the data that goes.
+    /// The DCS comes first: Patroni's keys there belong to the data that is replaced.
     pub(super) async fn put_restored(&self, was: DataSeen, stamp: Stamp) -> Result<(), Refusal> {
         check_own(&self.state.get(), &stamp)?;
         self.check_postgres_stopped().await?;
@@ -181,7 +181,7 @@ fn other_data(state: &mut State) {
     (state.postgres.last_started, state.postgres.cloning, state.postgres.repository) = (None, false, None);
 }
 
-/// A crash in between leaves no data, and the order can be given again.
+/// A crash in between leaves no data, and the order can be repeated.
 fn exchange(layout: &Layout, stamp: &Stamp, owner: Option<Owner>) -> Result<(), AgentError> {
     let restored = layout.postgres_restored();
     let_be_archived(&restored.join("pg_wal"), owner)?;
@@ -192,7 +192,7 @@ fn exchange(layout: &Layout, stamp: &Stamp, owner: Option<Owner>) -> Result<(), 
     files::make_durable(&layout.postgres_home())
 }
 
-/// Moves the current data aside. What was there before is removed.
+/// Moves the current data aside. Data that was put aside earlier is removed.
 fn keep(layout: &Layout) -> Result<(), AgentError> {
     if data::is_bare(layout)? {
         return files::remove_dir(&layout.postgres_data());

@@ -1,5 +1,5 @@
-//! A backup that a replica takes. What a replica lacks, pgBackRest fetches from the primary: there its server runs for the time of that backup.
-//! The certificates of both ends are made for this one backup by a CA that exists for it alone, so no other certificate opens anything.
+//! A backup taken by a replica. pgBackRest fetches what the replica lacks from the primary, where its server runs only during that backup.
+//! The certificates of both ends come from a CA that is created for this one backup, so no other certificate is accepted.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;

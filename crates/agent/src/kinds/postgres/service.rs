@@ -1,4 +1,4 @@
-//! Patroni as a service of its machine: what its supervisor must know of it.
+//! Patroni as a service of its machine: what its supervisor needs to know.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -55,12 +55,12 @@ fn profile(layout: &Layout) -> Profile {
 }
 
 impl Agent {
-    /// Made when it is first asked for: a machine without PostgreSQL has no user for it.
+    /// Created at first use: a machine without PostgreSQL has no user for it.
     pub(crate) async fn patroni(&self) -> Result<Arc<dyn Service>, AgentError> {
         self.services.with(profile(&self.layout)).await
     }
 
-    /// Has Patroni and PostgreSQL read their configuration, CAs and certificates again. Those that do not run read them when they start.
+    /// Makes Patroni and PostgreSQL reload their configuration, CAs and certificates. Stopped ones read them when they start.
     pub(crate) async fn reload_postgres(&self) {
         if !self.has_patroni() {
             return;
@@ -83,7 +83,7 @@ impl Agent {
     }
 }
 
-/// Says whether nothing is left to do. A Patroni that does not answer yet may die of the signal, and may have read the previous files.
+/// Returns whether nothing is left to do. A Patroni that does not answer yet may die of the signal, and may have read the previous files.
 async fn reload_patroni(layout: &Layout, rest: &Rest) -> bool {
     let found = processes::find_patroni(layout).and_then(|pid| Process::of(u32::try_from(pid).ok()?));
     let Some(process) = found else { return true };

@@ -1,5 +1,5 @@
-//! Starting and stopping Patroni, and with it PostgreSQL. Patroni is started on data that is as expected; on an empty disk only to clone the
-//! data of a living cluster, which an order must say.
+//! Starts and stops Patroni, and with it PostgreSQL. Patroni starts only on the expected data; on an empty disk only to clone a running
+//! cluster, on an explicit order.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -20,9 +20,9 @@ use crate::{AgentError, blocking};
 
 /// For Patroni, which waits until PostgreSQL has written all that is in memory.
 const STOPPING: Duration = Duration::from_secs(120);
-/// For what is left of a machine that was removed.
+/// For processes of a removed machine.
 const REMOVED: Duration = Duration::from_secs(2);
-/// Between attempts to bring back what should run.
+/// The pause between attempts to start what should run.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
@@ -65,7 +65,7 @@ impl Agent {
         Ok(self.bring_up_patroni(launch).await?)
     }
 
-    /// An order whose answer was lost may come again.
+    /// An order whose answer was lost may be repeated.
     async fn patroni_runs_already(&self, launch: &Launch, found: &DataSeen) -> Result<bool, Refusal> {
         let patroni = self.patroni().await?;
         match patroni.look().await {
@@ -85,7 +85,7 @@ impl Agent {
         }
     }
 
-    /// Every start that is not systemd's or the keeper's own comes by here.
+    /// Every start comes through here, except those of systemd or the supervisor.
     async fn bring_up_patroni(self: &Arc<Self>, launch: Launch) -> Result<(), AgentError> {
         self.put_patroni_config().await?;
         self.give_watchdog().await?;
@@ -103,7 +103,7 @@ impl Agent {
         })
     }
 
-    /// What must hold before Patroni is started in any way.
+    /// The conditions before any start of Patroni.
     async fn ready_for_patroni(&self) -> Result<(), AgentError> {
         let (layout, cloning) = (self.layout.clone(), self.state.get().postgres.cloning);
         blocking(move || {
@@ -234,7 +234,7 @@ impl Agent {
         self.bring_up_patroni(launch).await.map_err(in_full)
     }
 
-    /// Data must bear the stamp that Patroni was last started with. Where it was lost, a clone must be ordered.
+    /// The data's stamp must be the one that Patroni was last started with. If data was lost, a clone must be ordered.
     async fn check_postgres_data(&self, state: &State) -> Result<(), String> {
         let found = self.look_at_postgres_data().await.map_err(|error| error.in_full())?;
         match (&found, &state.postgres.last_started) {
@@ -247,7 +247,7 @@ impl Agent {
         }
     }
 
-    /// How Patroni is to be started with all that is in place now.
+    /// How to start Patroni with everything that is in place now.
     async fn patroni_launch(&self, state: &State) -> Result<Launch, Refusal> {
         let in_place = state.node_config.as_ref().ok_or_else(|| Refusal::failed("there is no configuration yet"))?;
         if in_place.config.patroni().is_none() {
@@ -288,6 +288,6 @@ impl Agent {
 fn missing(seen: &BinarySeen, name: &str) -> Refusal {
     match seen {
         BinarySeen::Missing { why } => Refusal::failed(why),
-        BinarySeen::Unasked | BinarySeen::Version(_) => Refusal::failed(format!("{name} has not been looked for yet")),
+        BinarySeen::Unasked | BinarySeen::Version(_) => Refusal::failed(format!("{name} was not searched for yet")),
     }
 }

@@ -1,4 +1,4 @@
-//! What the agent remembers of PostgreSQL.
+//! What the agent remembers about PostgreSQL.
 
 use quorate_core::model::Stamp;
 use serde::{Deserialize, Serialize};

@@ -1,4 +1,4 @@
-//! What Patroni says of its PostgreSQL, in our words.
+//! Translates Patroni's report about its PostgreSQL into quorate's terms.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::agent::Agent;
 /// In seconds, for a DCS that Patroni has not reached yet.
 const USUAL_TTL: i64 = 30;
 const ANSWER: Duration = Duration::from_secs(3);
-/// What a clone calls itself while it copies.
+/// A clone's name while it copies.
 const BASE_BACKUP: &str = "pg_basebackup";
 
 /// `GET /patroni`.
@@ -88,7 +88,7 @@ impl Agent {
         Ok(status)
     }
 
-    /// As PostgreSQL itself says. The page of Patroni 3.0 does not.
+    /// As PostgreSQL itself reports it. The page of Patroni 3.0 does not.
     async fn receives_log(&self) -> bool {
         let answer = self.run_sql("select status from pg_stat_wal_receiver;", ANSWER).await;
         answer.is_ok_and(|answer| answer.trim() == "streaming")

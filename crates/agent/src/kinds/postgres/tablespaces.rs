@@ -1,6 +1,6 @@
-//! Directories outside of the data in which tables can be. PostgreSQL finds each through an entry of `pg_tblspc`: a link, or, where
-//! `allow_in_place_tablespaces` was on, a directory. A restored backup has its own, in a directory that is named after the bootstrap: the data
-//! in place may use those of an earlier restore.
+//! Tablespaces: directories outside of the data directory. PostgreSQL finds each through an entry of `pg_tblspc`: a link, or, where
+//! `allow_in_place_tablespaces` was on, a directory. A restored backup has separate ones, in a directory named after the bootstrap, because
+//! the existing data may use those of an earlier restore.
 
 use std::fs;
 use std::io::ErrorKind;

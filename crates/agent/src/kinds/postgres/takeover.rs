@@ -1,5 +1,5 @@
-//! What a restored etcd leaves open: Patroni promotes nobody until `sync` names who may be promoted. Each member reports how far its own log
-//! goes, and the one with all commits is ordered to name itself.
+//! Takeover after etcd was restored: Patroni promotes no member until `sync` names one. Each member reports the end of its own log, and the
+//! one with all commits is ordered to name itself.
 
 use std::time::Duration;
 
@@ -40,7 +40,7 @@ impl Agent {
         dcs::name_successor(&settings, configured_files(&self.state.get()), &barrier, &only(&settings.name)).await
     }
 
-    /// What stands in `sync` since etcd was restored, until Patroni has a leader.
+    /// The value of `sync` since etcd was restored, until Patroni has a leader.
     async fn barrier(&self) -> Result<Option<KeyValue>, Refusal> {
         let settings = self.patroni_settings()?;
         let key = format!("{}sync", settings.key());

@@ -1,5 +1,5 @@
-//! A backup that is restored into a directory next to the data, and a temporary PostgreSQL that recovers it. Nobody reaches it but the agent, it
-//! stores no log, and it waits for no standby.
+//! Restores a backup into a directory next to the data and recovers it with a temporary PostgreSQL. Only the agent can connect to it, it
+//! archives no log, and it waits for no standby.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -18,7 +18,7 @@ use crate::api::Refusal;
 use crate::files::{self, Owner};
 use crate::{AgentError, blocking, logs};
 
-/// Between two looks at one that recovers.
+/// The polling interval during recovery.
 const PAUSE: Duration = Duration::from_millis(200);
 const ASKING: Duration = Duration::from_secs(60);
 /// For one that writes all that is in memory.
@@ -26,7 +26,7 @@ const STOPPING: Duration = Duration::from_secs(600);
 const LAST_BYTES: u64 = 16 << 10;
 /// What it must have free, for each part of the data: some is needed for the log.
 const SPARE: u64 = 5;
-/// Anyone who can reach its socket is let in; the socket is in a private directory.
+/// Anyone who can reach its socket is accepted; the socket is in a private directory.
 const HBA: &str = "local all all trust\n";
 
 pub(super) struct Temporary {
@@ -38,11 +38,11 @@ pub(super) struct Temporary {
     server: Child,
 }
 
-/// Why a temporary PostgreSQL came to nothing.
+/// Why a temporary PostgreSQL failed.
 pub(super) enum Trouble {
-    /// The backup, or the log on top of it, is not what it should be.
+    /// The backup, or the log on top of it, is damaged.
     Backup(String),
-    /// It could not be tried.
+    /// It could not be tested.
     Other(Refusal),
 }
 
@@ -143,7 +143,7 @@ impl Temporary {
         }
     }
 
-    /// What a script prints, without headers.
+    /// The output of a script, without headers.
     pub(super) async fn sql(&self, database: &str, script: &str, time: Duration) -> Result<String, AgentError> {
         let mut psql = self.tool("psql");
         psql.args(["--no-psqlrc", "--quiet", "--no-align", "--tuples-only", "--no-password", "--file=-"]);
@@ -223,7 +223,7 @@ fn spawn(mut command: Command, log: &Path) -> Result<Child, AgentError> {
     command.spawn().map_err(|source| AgentError::Spawn { program: String::from("postgres"), source })
 }
 
-/// What PostgreSQL says of why it ended.
+/// PostgreSQL's reason for exiting.
 fn last_complaint(log: &Path) -> String {
     complaint_in(&logs::last_bytes(log, LAST_BYTES))
 }
@@ -235,7 +235,7 @@ fn complaint_in(text: &str) -> String {
     let said = text.lines().rfind(fatal).or_else(|| text.lines().next_back()).unwrap_or_default();
     let said = said.split_once("FATAL:").map_or(said, |(_, said)| said).trim();
     match said.contains("recovery ended before configured recovery target was reached") {
-        true => String::from("the log that was stored ends before the point that was asked for"),
+        true => String::from("the archived log ends before the requested point"),
         false => format!("PostgreSQL does not recover it: {said}"),
     }
 }
@@ -270,13 +270,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn why_recovery_ended_is_not_what_those_were_told_who_asked_meanwhile() {
+    fn the_reason_that_a_recovery_ended_is_not_an_earlier_answer() {
         let too_early = "2026-11-18 05:31:12 UTC [7] FATAL:  the database system is starting up\n";
         let reason =
             "2026-11-18 05:31:13 UTC [8] FATAL:  recovery ended before configured recovery target was reached\n";
         let too_late = "2026-11-18 05:31:13 UTC [9] FATAL:  the database system is in recovery mode\n";
         let complaint = complaint_in(&[too_early, reason, too_late].concat());
-        assert_eq!(complaint, "the log that was stored ends before the point that was asked for");
+        assert_eq!(complaint, "the archived log ends before the requested point");
         let other = "[8] FATAL:  could not access the file\n";
         assert_eq!(
             complaint_in(&[other, too_late].concat()),

@@ -1,4 +1,4 @@
-//! Runs PostgreSQL's own programs: with SQL over standard input, because arguments are everybody's to read.
+//! Runs PostgreSQL's own programs, with SQL over standard input, because any user can read arguments.
 
 use std::process::Stdio;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! An upgrade to another major version: rehearsed on a copy, then done next to the data, which is only read. What comes after it, and the way
-//! back, are here too.
+//! A major version upgrade: rehearsed on a copy, then done next to the existing data, which is only read. Also the steps after it, and the
+//! way back.
 
 use std::fs;
 use std::path::{Path, PathBuf};

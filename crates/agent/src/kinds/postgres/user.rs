@@ -1,5 +1,5 @@
-//! As whom PostgreSQL's programs run. They refuse to run as root. Where the agent is root and no other user can reach its directory, they are
-//! started in a user namespace in which root has another number.
+//! The user that runs PostgreSQL's programs. They refuse to run as root. If the agent is root and no other user can access its directory,
+//! they run in a user namespace in which root has another id.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! Proves that a backup can be restored: into a temporary PostgreSQL, in which all tables, indexes and checksums are looked at.
+//! Verifies a backup: restores it into a temporary PostgreSQL and checks all tables, indexes and checksums.
 
 use std::path::Path;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! The watchdog of this machine, which Patroni may hold. Its device belongs to root, and Patroni runs as another user.
+//! The watchdog of this machine, for Patroni. Its device belongs to root, and Patroni runs as another user.
 
 use std::fs;
 use std::os::unix::fs::FileTypeExt;

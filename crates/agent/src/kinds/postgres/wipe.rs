@@ -1,4 +1,4 @@
-//! Removes the data of a bootstrap that was abandoned.
+//! Removes the data of an abandoned bootstrap.
 
 use quorate_core::model::{DataSeen, ServiceState, Stamp};
 

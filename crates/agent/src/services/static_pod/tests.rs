@@ -122,7 +122,7 @@ async fn a_pod_is_known_by_its_process_also_to_the_next_agent() {
 }
 
 #[tokio::test]
-async fn without_a_kubelet_a_pod_is_not_said_to_be_stopped() {
+async fn without_a_kubelet_a_pod_is_not_reported_as_stopped() {
     let ground = Ground::new();
     let pod = ground.pod();
     pod.start(ground.launch(&[]), open(), None).await.unwrap();
@@ -168,7 +168,7 @@ async fn a_first_start_is_not_repeated_once_there_is_data() {
 }
 
 #[tokio::test]
-async fn a_manifest_that_somebody_removed_is_put_back_and_one_that_was_changed_is_reported() {
+async fn a_removed_manifest_is_written_again_and_a_changed_one_is_reported() {
     let ground = Ground::new();
     let pod = ground.pod();
     pod.start(ground.launch(&[]), open(), None).await.unwrap();
@@ -222,7 +222,7 @@ async fn after_a_boot_the_agent_decides_and_not_the_kubelet() {
 }
 
 #[tokio::test]
-async fn a_manifest_of_somebody_else_is_not_replaced() {
+async fn a_manifest_of_another_tool_is_not_replaced() {
     let ground = Ground::new();
     fs::write(ground.manifest(), "apiVersion: v1\nkind: Pod\n").unwrap();
     let refused = ground.pod().start(ground.launch(&[]), open(), None).await.unwrap_err();

@@ -1,5 +1,5 @@
-//! A machine for tests: a root directory, an address, and the two CAs that a controller would keep. The agent
-//! runs on a thread with a separate runtime, which is dropped as abruptly as a kill would end it.
+//! A machine for tests: a root directory, an address, and the two CAs of a controller. The agent runs on a thread with
+//! a separate runtime, which is dropped as abruptly as by a kill.
 
 #![allow(dead_code, reason = "what is made for several tests may be used by none of them")]
 

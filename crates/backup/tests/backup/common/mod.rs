@@ -1,4 +1,4 @@
-//! A living etcd of one member for tests, with TLS and, if wanted, authentication on; the source that speaks to it; and a workshop.
+//! A running etcd with one member for tests, with TLS and optional authentication; the source that reads it; and a workshop.
 
 #![allow(dead_code, reason = "what is made for several tests may be used by none of them")]
 

@@ -1,4 +1,4 @@
-//! `quorate backup create`: takes a full backup now, and proves it.
+//! `quorate backup create`: takes a full backup now and verifies it.
 
 use quorate_backup::manifest::{Manifest, Outcome};
 use quorate_control::backup::Vault;
@@ -64,7 +64,7 @@ pub async fn run(context: &Context, options: cli::BackupCreate) -> Result<Exit, 
     if failed {
         return Ok(Exit::Damaged);
     }
-    // Of two that went wrong the first is told here, the second at the edge.
+    // If two fail, the first error is printed here, the second in `main`.
     let mut wrong = not_proven.into_iter().chain(not_copied).map(Error::from);
     let Some(first) = wrong.next() else { return Ok(Exit::Done) };
     match wrong.next() {
@@ -80,7 +80,7 @@ fn unproven(context: &Context, name: &str) -> String {
     format!("not verified: `{}` does that\n", context.command(&format!("backup verify {name}")))
 }
 
-/// Loudly where anyone can, and once where only few can.
+/// Prominently if anyone can read the backups, and once if only recipients can.
 async fn say_who_can_read(backups: &Backups<'_>) -> Result<(), Error> {
     let recipients = &backups.vault.settings.recipients;
     if recipients.is_empty() {

@@ -1,4 +1,4 @@
-//! `quorate backup list`, `verify` and `export`: what there is, whether it is good, and the way out.
+//! `quorate backup list`, `verify` and `export`.
 
 use jiff::Timestamp;
 use quorate_backup::catalog::{Catalog, Full};
@@ -30,7 +30,7 @@ pub async fn list(context: &Context, options: cli::BackupList) -> Result<Exit, E
             Err(error) => failed = Some(error.into()),
         }
     }
-    // What the one has is worth knowing while the other is away.
+    // If one store is unavailable, the other's backups are still listed.
     let worst = match failed {
         Some(error) if catalogs.is_empty() => return Err(error),
         Some(error) => {
@@ -56,7 +56,7 @@ struct Told<'a> {
     cluster: &'a str,
     place: &'a str,
     verified: Vec<Verified>,
-    /// Of things that are no backup, or of another cluster.
+    /// Objects that are not a backup, or belong to another cluster.
     damage: Vec<String>,
 }
 
@@ -65,10 +65,10 @@ pub async fn verify(context: &Context, options: cli::BackupVerify) -> Result<Exi
     let store = &open_store(&subject.spec, which(options.second.second))?;
     let identities = identities(&options.identity)?;
     let name = subject.spec.name.as_str();
-    // One that nobody signed may be good nevertheless.
+    // An unsigned one may still be good.
     let catalog = catalog_of(store, name, subject.cluster_id(), &subject.trust(true)).await?;
     let working = Working::new();
-    // Also where there is nothing to verify: the ledger may speak of what is gone.
+    // Even if there is nothing to verify: the ledger may mention backups that are gone.
     let note = async || match subject.ledger.as_ref().filter(|_| !options.second.second) {
         Some(ledger) => {
             let vault = subject.vault()?;
@@ -120,7 +120,7 @@ fn what_else(catalog: &Catalog, damage: &[String], found: &[Damage]) -> String {
     text
 }
 
-/// Those that are to be proven.
+/// The backups to verify.
 fn wanted<'a>(
     context: &Context,
     name: &str,
@@ -171,7 +171,7 @@ const NOT_OURS: &str = "WARNING: the origin of this backup is unknown, because t
 pub async fn export(context: &Context, options: cli::BackupExport) -> Result<Exit, Error> {
     let subject = Subject::find(context, &options.of)?;
     let store = &open_store(&subject.spec, which(options.second.second))?;
-    // Whichever cluster of this name it is of: this is the way out.
+    // Of any cluster with this name, because this is an export.
     let trust = Trust::anything(Timestamp::now());
     let catalog = Catalog::load(store, subject.spec.name.as_str(), None, &trust).await.map_err(Error::backup)?;
     let full = find(&catalog, &options.id)?;

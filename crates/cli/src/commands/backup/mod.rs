@@ -1,4 +1,4 @@
-//! `quorate backup`: makes, shows, proves and removes backups. Nothing here changes a cluster.
+//! `quorate backup`: takes, lists, verifies and removes backups. Never changes a cluster.
 
 mod create;
 mod look;
@@ -41,7 +41,7 @@ pub async fn run(context: &Context, verb: cli::Backup) -> Result<Exit, Error> {
     }
 }
 
-/// Of which kind the cluster is. None where that is not known: then the command says what is missing.
+/// The kind of the cluster. None if unknown: then the command reports what is missing.
 fn kind(context: &Context, verb: &cli::Backup) -> Result<Option<Kind>, Error> {
     let of = match verb {
         cli::Backup::Create(cli::BackupCreate { name, .. }) | cli::Backup::Watch(cli::BackupWatch { name, .. }) => {
@@ -59,7 +59,7 @@ fn kind(context: &Context, verb: &cli::Backup) -> Result<Option<Kind>, Error> {
 /// Whose backups are meant.
 struct Subject {
     spec: ClusterSpec,
-    /// None where the cluster is only known from its spec.
+    /// None if the cluster is only known from its spec.
     ledger: Option<Ledger>,
 }
 
@@ -70,12 +70,12 @@ impl Subject {
         Ok(Subject { spec, ledger })
     }
 
-    /// Where they are: both places. Who reads from one alone opens that with `open_store`.
+    /// Both stores. Commands that read only one use `open_store`.
     fn vault(&self) -> Result<Vault, Error> {
         Ok(Vault::open(&self.spec)?)
     }
 
-    /// Whose backups are believed. Those that nobody signed are shown with the others only where `unsigned` says so.
+    /// The trusted keys. Unsigned backups are shown with the others only if `unsigned` says so.
     fn trust(&self, unsigned: bool) -> Trust {
         trust_of(self.ledger.as_ref(), &self.spec, None, unsigned)
     }
@@ -85,7 +85,7 @@ impl Subject {
     }
 }
 
-/// Printed when the key is made: anyone who restores without the ledger needs it.
+/// Printed when the key is created, because a restore without the ledger needs it.
 pub fn who_signs(ledger: &Ledger) -> String {
     let Some(signing) = &ledger.backup_signing else { return String::new() };
     let named = ledger.spec.backup.as_ref().and_then(|backup| backup.signed_by.as_ref());

@@ -1,4 +1,4 @@
-//! `quorate backup` for clusters of PostgreSQL. pgBackRest takes the backups; the verbs are those of etcd's.
+//! `quorate backup` for PostgreSQL clusters. pgBackRest takes the backups; the commands are the same as for etcd.
 
 use jiff::Timestamp;
 use quorate_backup::Store;
@@ -122,7 +122,7 @@ fn taken(manifest: &Manifest, place: &str) -> String {
     )
 }
 
-/// What its last verification found, in one line.
+/// The result of its last verification, in one line.
 fn proof(manifest: &Manifest) -> String {
     let label = manifest.label();
     let Some(last) = manifest.verified.last() else { return format!("{label} is not verified\n") };
@@ -168,7 +168,7 @@ async fn list(context: &Context, options: cli::BackupList) -> Result<Exit, Error
     Ok(Exit::Done)
 }
 
-/// Columns that a narrow terminal does without, the least needed first.
+/// Columns that a narrow terminal omits, the least important first.
 const DROPPED: [usize; 3] = [3, 4, 2];
 
 /// One table for each place.
@@ -215,7 +215,7 @@ fn row(listed: &Listed) -> Vec<table::Cell> {
 async fn verify(context: &Context, options: cli::BackupVerify) -> Result<Exit, Error> {
     let subject = Subject::find(context, &options.of)?;
     let ledger = ledger_of(context, subject.spec.name.as_str()).await?;
-    // The other place may be lost.
+    // The other store may be lost.
     let which = which(options.second.second);
     let store = open_store(&ledger.spec, which)?;
     let working = Working::new();

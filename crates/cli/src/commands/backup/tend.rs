@@ -1,4 +1,4 @@
-//! `quorate backup prune` and `rekey`: which backups stay, and who can open them.
+//! `quorate backup prune` and `rekey`: which backups are kept, and who can decrypt them.
 
 use std::collections::BTreeSet;
 
@@ -103,8 +103,8 @@ pub async fn rekey(context: &Context, options: cli::BackupRekey) -> Result<Exit,
     let (name, vault) = (subject.spec.name.as_str(), subject.vault()?);
     if vault.settings.recipients.is_empty() {
         return Err(Error::refused(
-            format!("the spec of {name} names no recipients, and what is encrypted is not opened in place"),
-            "name at least one; `quorate backup export` writes a backup in the clear",
+            format!("the spec of {name} names no recipients, and `rekey` does not decrypt backups"),
+            "name at least one; `quorate backup export` writes an unencrypted copy",
         ));
     }
     let signing = subject.ledger.as_ref().and_then(|ledger| key_of(ledger).ok());
@@ -132,9 +132,9 @@ pub async fn rekey(context: &Context, options: cli::BackupRekey) -> Result<Exit,
     }
     let ids: Vec<&str> = unopened.iter().map(BackupId::as_str).collect();
     Err(Error::refused(
-        format!("the given identity does not open {}, which stay as they are", ids.join(", ")),
-        "where an earlier rekey was interrupted, they may be changed already: give a file with the old identity and a new one, each on a \
-         separate line",
+        format!("the given identity does not decrypt {}: they are unchanged", ids.join(", ")),
+        "an interrupted rekey may have changed them already: pass a file with the old identity and a new one, each on \
+         a separate line",
     ))
 }
 

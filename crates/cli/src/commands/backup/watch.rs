@@ -1,4 +1,4 @@
-//! `quorate backup watch`: stays, until SIGINT or SIGTERM.
+//! `quorate backup watch`: runs until SIGINT or SIGTERM.
 
 use quorate_control::backup::Vault;
 use quorate_control::kinds::etcd::backup::{Watching, watch};

@@ -1,4 +1,4 @@
-//! `quorate restore` for clusters of PostgreSQL: a backup, and the log on top of it up to a point.
+//! `quorate restore` for PostgreSQL clusters: a backup, and the log on top of it up to a point.
 
 use std::fmt::Write as _;
 
@@ -61,7 +61,7 @@ pub async fn run(context: &Context, name: &str, options: cli::Restore) -> Result
     Ok(exit)
 }
 
-/// The etcd cluster that Patroni keeps its state in, where it must be brought up first, and the cluster itself.
+/// The etcd cluster with Patroni's state, if it must be created or started first, and the cluster itself.
 fn clusters(context: &Context, name: &str, options: &cli::Restore) -> Result<(Option<Cluster>, Cluster), Error> {
     let all = load::with_their_etcd(&context.home, load::clusters(&context.home, &options.target)?)?;
     let (mut etcd, mut own) = (None, None);
@@ -187,7 +187,7 @@ fn what_happens(cluster: &Cluster, restore: &Restore) -> String {
 
 const WHAT_ELSE: &str = "\
 what else to know:
-  - the cluster serves until the restored data is ready on one member; then all members stop, and begin again with it
+  - the cluster serves until the restored data is ready on one member; then all members stop, and restart with it
   - the current data is kept next to it on each machine, in `data.replaced`, until the next restore
   - users and databases are those of that time; passwords stay as they are now
 ";

@@ -1,4 +1,4 @@
-//! `quorate restore --before-upgrade`: back to the data from before an upgrade to another major version.
+//! `quorate restore --before-upgrade`: returns to the data from before a major version upgrade.
 
 use quorate_control::kinds::postgres::upgrade::{Request, way_back};
 use quorate_control::verbs::Cluster;

@@ -1,4 +1,4 @@
-//! `quorate up --kind postgres`: PostgreSQL, and the etcd cluster that Patroni keeps its state in.
+//! `quorate up --kind postgres`: creates a PostgreSQL cluster and the etcd cluster for Patroni's state.
 
 use std::path::Path;
 

@@ -5,7 +5,7 @@ use quorate_core::text::plural;
 
 use super::{Page, Style, health_style, size, table, validity_left};
 
-/// Columns that a narrow terminal does without, the least needed first.
+/// Columns that a narrow terminal omits, the least important first.
 pub(super) const DROPPED: [usize; 5] = [1, 9, 8, 6, 5];
 
 pub(super) fn members(status: &Status) -> Vec<Vec<table::Cell>> {
@@ -40,7 +40,7 @@ fn lag(member: &PostgresMember) -> Option<String> {
     })
 }
 
-/// What waits for a restart, and whether the log and the backups are where they should be.
+/// Parameters that wait for a restart, and the state of the log and the backups.
 pub(super) fn remarks(page: &mut Page, status: &Status, postgres: &PostgresStatus) {
     let waits = |member: &&MemberStatus| member.postgres.as_ref().is_some_and(|postgres| postgres.pending_restart);
     for member in status.members.iter().filter(waits) {

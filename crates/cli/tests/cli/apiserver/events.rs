@@ -1,4 +1,4 @@
-//! Events in a separate cluster, and Secrets encrypted: kube-apiserver takes what `quorate kubernetes` writes for both.
+//! Events in a separate cluster, and encrypted Secrets: kube-apiserver accepts what `quorate kubernetes` writes for both.
 
 use std::fs;
 
@@ -37,7 +37,7 @@ fn two_clusters() -> Ground {
 
 #[test]
 #[ignore = "needs a kube-apiserver: `cargo xtask lab kubernetes` runs it"]
-fn events_are_in_their_own_cluster_and_secrets_are_encrypted() {
+fn events_are_in_a_separate_cluster_and_secrets_are_encrypted() {
     let ground = two_clusters();
     ground.apply(&[]).ok();
     let server = ApiServer::start(&ground);

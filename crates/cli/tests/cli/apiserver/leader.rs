@@ -1,5 +1,5 @@
-//! What clients feel when the leader changes. A follower forwards writes to the leader, and a leader that hands over drops what arrives
-//! meanwhile. The follower is not notified, and answers its client when its own patience ends.
+//! What clients notice when the leader changes. A follower forwards writes to the leader, and a leader that hands over drops what
+//! arrives meanwhile. The follower is not notified, and answers its client only after its own timeout.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! The client of `xtask/kubernetes`: writers and an informer, which check everything that they are answered.
+//! The client of `xtask/kubernetes`: writers and an informer, which check every answer.
 
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Write};

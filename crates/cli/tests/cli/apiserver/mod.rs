@@ -1,5 +1,5 @@
-//! A real kube-apiserver that keeps its objects in a cluster of ours. `cargo xtask lab kubernetes` builds it and runs these tests, once
-//! for every version of Kubernetes.
+//! A real kube-apiserver that keeps its objects in a quorate cluster. `cargo xtask lab kubernetes` builds it and runs these tests for
+//! every version of Kubernetes.
 
 mod events;
 mod health;

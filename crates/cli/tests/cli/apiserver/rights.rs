@@ -1,4 +1,4 @@
-//! Which rights kube-apiserver needs in etcd.
+//! The etcd permissions that kube-apiserver needs.
 
 use super::server::ApiServer;
 use super::{Ground, REGISTRY, Settings, V35, V36};

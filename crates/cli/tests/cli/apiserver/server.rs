@@ -1,4 +1,4 @@
-//! The process of a kube-apiserver, and kubectl.
+//! A kube-apiserver process, and kubectl.
 
 use std::fs::{self, File, OpenOptions};
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! What happens to etcd in its life, while an API server runs on it and clients write and watch.
+//! Changes and failures of etcd, while an API server uses it and clients write and watch.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! Somebody damages what is in the store. `verify` and `restore` must each name what is damaged and what can still be had, and must
-//! have touched nobody.
+//! Damage in the store. `verify` and `restore` must report what is damaged and what can still be restored, without touching a
+//! member.
 
 use std::collections::BTreeMap;
 
@@ -108,7 +108,7 @@ fn exchange(one: &str, other: &str) {
 }
 
 #[test]
-fn every_damage_is_named_before_anything_is_given_up() {
+fn every_damage_is_reported_before_any_data_is_replaced() {
     let story = Story::new();
     let (older, newer) = (story.older.as_str(), story.newer.as_str());
     story.backed.verify(&[newer]).ok();

@@ -1,5 +1,5 @@
-//! What does not come from the first destination: plain snapshots that other tools made, from a file and from a bucket, and the second
-//! destination when the first is gone; and what others do next to a recorder.
+//! Restores that do not use the first destination: plain snapshots of other tools, from a file and from a bucket, and the second
+//! destination when the first one is gone; and other writers next to a recorder.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -107,7 +107,7 @@ fn forget_the_ledger(backed: &Backed) {
 
 /// The ledger next to a full backup knows nothing of what came later; changes that were recorded do, even where they are not restored.
 #[test]
-fn revisions_go_on_above_what_only_the_backups_know() {
+fn revisions_continue_above_those_in_backups() {
     let cluster = BackedUp::up(1, "");
     cluster.sandbox.etcdctl(V35, "c", &["put", "early", "x"]).ok();
     let watcher = cluster.watch();
@@ -139,7 +139,7 @@ fn revision(cluster: &BackedUp) -> i64 {
 
 /// Somebody takes a full backup manually while `backup watch` records on top of another.
 #[test]
-fn a_recorder_goes_on_with_a_backup_that_was_taken_by_hand() {
+fn a_recorder_continues_on_a_manually_taken_backup() {
     let cluster = BackedUp::up(1, "");
     let put = |key: &str| cluster.sandbox.etcdctl(V35, "c", &["put", key, "x"]).ok();
     let recorded = |id: &str, revision: i64| {

@@ -1,4 +1,4 @@
-//! All machines, their disks and the ledger are gone. What is left is the spec, the store and the operator's key.
+//! All machines, their disks and the ledger are gone. Only the spec, the store and the operator's key are left.
 
 use std::collections::BTreeMap;
 use std::fs;

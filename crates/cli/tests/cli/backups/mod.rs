@@ -1,5 +1,5 @@
-//! Backups and restores at the command line, on real clusters and against a real S3 server: the whole way of a backup for the oldest,
-//! a common and the newest etcd, what is said of damage before anything is given up, and the way back when all is lost.
+//! Backups and restores at the command line, on real clusters and with a real S3 server: the life of a backup for the oldest, a
+//! common and the newest etcd, reports of damage before any data is replaced, and the restore after a total loss.
 
 mod backed;
 pub use backed::make_identity;

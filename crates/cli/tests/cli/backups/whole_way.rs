@@ -1,4 +1,4 @@
-//! One backup's whole way: taken, proven, listed, given to other readers, given out as a plain snapshot, pruned, restored.
+//! The life of one backup: taken, verified, listed, encrypted to other recipients, exported as a plain snapshot, pruned, restored.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -90,7 +90,7 @@ fn gets_another_reader(backed: &Backed, id: &str) {
     backed.backup("rekey", &["--identity", OPERATOR]).ok();
     assert_eq!(object_store().get(&data), before);
     let told = backed.verify(&[id]).expect(1).stderr;
-    assert!(told.contains("none of the given identities opens it"), "{told}");
+    assert!(told.contains("none of the given identities decrypts it"), "{told}");
     backed.backup("verify", &[id, "--identity", "successor.key"]).ok();
     // From here on the operator has the new one.
     let path = |name: &str| backed.sandbox.path().join(name);

@@ -1,5 +1,5 @@
-//! What tests of backups share: a cluster that is backed up into a directory next to it and encrypted to an operator's key, a client of it,
-//! and chance that can be repeated.
+//! Shared by tests of backups: a cluster with backups in a directory, encrypted to an operator's key, a client of it, and repeatable random
+//! choices.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::PermissionsExt;

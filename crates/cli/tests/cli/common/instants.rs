@@ -1,4 +1,4 @@
-//! Random instants that can be repeated, and what is printed of them when a test fails.
+//! Random but repeatable instants, which are printed when a test fails.
 
 /// Printed when the test fails, to know which of many rounds it was.
 pub struct Round(pub String);

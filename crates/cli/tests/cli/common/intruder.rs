@@ -1,5 +1,5 @@
-//! Somebody at an agent's port: any certificate or none, and any bytes. It speaks TLS and plain HTTP by itself, since the
-//! controller's own client is too polite for what is to be tried here.
+//! An attacker at an agent's port, with any certificate or none, and any bytes. It uses TLS and plain HTTP directly,
+//! because the controller's own client cannot send what these tests need.
 
 use std::fs;
 use std::io::{self, Read, Write};

@@ -1,4 +1,4 @@
-//! etcd's releases as they are fetched: archives, and a server that has them.
+//! etcd's releases as they are downloaded: archives, and a server for them.
 
 use std::collections::BTreeMap;
 use std::fs;

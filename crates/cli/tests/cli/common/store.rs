@@ -1,6 +1,6 @@
-//! A real S3 server, SeaweedFS, with keys of its own, on ports that were free. One serves a whole test binary; it ends, and what it
-//! kept goes, with the process that started it, even if that is killed. Its filer opens a second door, past S3 and its signatures:
-//! who comes through it is the one who damages backups here. It also answers over TLS, with a certificate of a private CA.
+//! A real S3 server, SeaweedFS, with separate keys, on free ports. One serves a whole test binary; it ends, and its data is
+//! deleted, with the process that started it, even if that is killed. Its filer is a second way to its data, without S3 and its
+//! signatures: tests use it to damage backups. It also serves TLS, with a certificate of a private CA.
 
 use std::fs;
 use std::io::{Read, Write};

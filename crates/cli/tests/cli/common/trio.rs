@@ -1,5 +1,5 @@
-//! A cluster of three in a sandbox, and what it means that it is settled: one formation everywhere, every process, file
-//! and user that should be there, and none besides.
+//! A cluster of three in a sandbox, and the check that it has converged: one bootstrap everywhere, and exactly the
+//! expected processes, files and users.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -1,4 +1,4 @@
-//! A wire to a server on this machine, which can be cut and reconnected.
+//! A connection to a server on this machine, which can be cut and restored.
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};

@@ -1,4 +1,4 @@
-//! What the service answers by HTTP: to members, to clients that misbehave, and after it was killed.
+//! HTTP answers of the service: to members, to misbehaving clients, and after it was killed.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -106,7 +106,7 @@ fn many_clients_wait_and_all_hear_of_a_registration() {
 }
 
 #[test]
-fn connections_that_say_nothing_keep_nobody_out() {
+fn silent_connections_block_no_others() {
     let service = Service::plain(&["--max-connections", "16"]);
     let path = new_path(&service, 3);
     let _silent: Vec<TcpStream> = (0..200)

@@ -1,4 +1,4 @@
-//! What clients see through a front, while members behind it are killed, cut off, restarted and upgraded, is linearizable.
+//! Through a front, the clients' history is linearizable while members are killed, cut off, restarted and upgraded.
 
 use serde_json::Value;
 

@@ -1,5 +1,5 @@
-//! `etcd.front` in the spec: fronts on machines of their own and on members, while members are killed, restarted and upgraded behind them;
-//! fronts that are lost, added and removed; and what the machine of a front is worth to a thief.
+//! `etcd.front` in the spec: fronts on separate machines and on members, while members are killed, restarted and upgraded behind them;
+//! fronts that are lost, added and removed; and what an attacker gains from the machine of a front.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -231,7 +231,7 @@ fn pair(root: &Path) -> (String, String) {
 }
 
 #[test]
-fn fronts_on_members_come_and_go_and_their_certificates_open_nothing() {
+fn fronts_on_members_are_added_and_removed_and_their_certificates_grant_nothing() {
     let version = newest();
     let cluster = Fronted::new(&version);
     cluster.write(&version, "", AUTH);

@@ -1,5 +1,5 @@
-//! The page of a Terraform module that put an etcd cluster behind one URL, line by line, through a front of an etcd that has no v2 API. Only
-//! the URL and the user are put in; they come from a file that curl reads, so the lines are as they were written.
+//! The page of a Terraform module that put an etcd cluster behind one URL, line by line, through a front of an etcd without the v2 API.
+//! Only the URL and the user are added; they come from a file that curl reads, so the lines are unchanged.
 
 use std::process::Command;
 

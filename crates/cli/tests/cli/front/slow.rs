@@ -1,4 +1,4 @@
-//! Clients that ask for much and do not read it.
+//! Clients that request much and do not read it.
 
 use std::process::{Child, Command, Stdio};
 
@@ -17,7 +17,7 @@ impl Drop for Slow {
 }
 
 #[test]
-fn answers_that_nobody_reads_take_a_bounded_part_of_the_memory() {
+fn unread_answers_use_bounded_memory() {
     let front = Front::up(&newest(), "", AUTH, &[]);
     let (ca, app) = (front.ca(), front.user("app"));
     let flags = ["--cert", &app["ETCDCTL_CERT"], "--key", &app["ETCDCTL_KEY"]];
@@ -64,7 +64,7 @@ fn unread(front: &Front, flags: &[&str], path: &str) -> Slow {
 }
 
 #[test]
-fn watchers_that_do_not_read_hold_up_nobody_and_are_ended() {
+fn watchers_that_do_not_read_delay_no_others_and_are_ended() {
     let front = Front::up(&newest(), "client_auth: password", &PASSWORDS.replace("/a/", "/v2/"), &[]);
     let watch = json!({"create_request": {"key": base64("/v2/"), "range_end": base64("/v20")}}).to_string();
     let mut watchers = Vec::new();

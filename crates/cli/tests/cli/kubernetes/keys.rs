@@ -1,4 +1,4 @@
-//! New keys: what the old certificate can still do, and how it is refused.
+//! New keys: what the old certificate can still do, and how it is revoked.
 
 use std::fs;
 

@@ -1,5 +1,5 @@
-//! What `quorate kubernetes` writes, on real clusters: with real certificates that can do what they should and nothing else, and
-//! delivered by a real ssh to a real sshd.
+//! The output of `quorate kubernetes`, on real clusters: certificates that can do what they should and nothing else, delivered
+//! by a real ssh to a real sshd.
 
 mod keys;
 mod push;

@@ -88,7 +88,7 @@ fn owner(file: &Path) -> u32 {
 }
 
 #[test]
-fn sudo_becomes_root_on_hosts_that_let_nobody_in_as_root() {
+fn sudo_becomes_root_on_hosts_without_root_logins() {
     let hosts = Hosts::up();
     let (operator, guest) = (format!("{}@cp-1", OPERATOR.name), format!("{}@cp-1", GUEST.name));
     let told = hosts.push(&operator, &[]).expect(1);

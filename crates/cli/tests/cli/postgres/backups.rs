@@ -1,4 +1,4 @@
-//! Backups of PostgreSQL: taken, proven, tampered with; points in time; and a cluster of which nothing is left but the store.
+//! Backups of PostgreSQL: taken, verified, altered; points in time; and a cluster of which only the store is left.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -45,7 +45,7 @@ clusters:
 }
 
 #[test]
-fn a_cluster_goes_back_to_points_in_time_and_comes_back_from_nothing() {
+fn a_cluster_is_restored_to_points_in_time_and_from_the_store_alone() {
     let sandbox = Sandbox::new(super::VERSION);
     let recipient = make_identity(&sandbox, "operator.key");
     let store = sandbox.path().join("store");
@@ -98,7 +98,7 @@ fn a_cluster_goes_back_to_points_in_time_and_comes_back_from_nothing() {
     // A point that the log does not reach touches nothing.
     let rows = psql(&user, "select count(*) from written").ok().stdout;
     let future = shop.sandbox.quorate(&["restore", "shop", "--at", "2099-01-01T00:00:00Z", "--yes"]);
-    assert!(future.stderr.contains("ends before the point that was asked for"), "{future:?}");
+    assert!(future.stderr.contains("ends before the requested point"), "{future:?}");
     assert_eq!(psql(&user, "select count(*) from written").ok().stdout, rows);
     shop.sandbox.quorate(&["requests", "shop", "--withdraw", "restore"]).ok();
     shop.sandbox.assert_nothing_to_do("shop.yaml");
@@ -283,7 +283,7 @@ fn first_file(directory: &Path) -> std::path::PathBuf {
 
 /// A restore begins another timeline. What an earlier one had after that point is still in the store.
 #[test]
-fn a_cluster_goes_back_to_a_place_in_the_log_and_to_a_transaction_of_an_earlier_timeline() {
+fn a_cluster_is_restored_to_a_log_position_and_to_a_transaction_of_an_earlier_timeline() {
     let sandbox = Sandbox::new(super::VERSION);
     let recipient = make_identity(&sandbox, "operator.key");
     let store = sandbox.path().join("store").display().to_string();
@@ -319,7 +319,7 @@ fn a_cluster_goes_back_to_a_place_in_the_log_and_to_a_transaction_of_an_earlier_
     let in_place = Path::new(&location()).join("in-place");
     fs::write(&in_place, "").unwrap();
     let newest = shop.sandbox.quorate(&["restore", "shop", "--xid", transaction, "--yes"]).fails().stderr;
-    assert!(newest.contains("ends before the point that was asked for"), "{newest}");
+    assert!(newest.contains("ends before the requested point"), "{newest}");
     assert_eq!(rows(), "1", "nothing was touched");
     assert!(in_place.exists(), "the tablespace was touched");
     shop.sandbox.quorate(&["requests", "shop", "--withdraw", "restore"]).ok();

@@ -1,5 +1,5 @@
-//! The controller is killed at several instants of the first `apply` of a cluster, and run again. What was begun is completed: the data is
-//! created once, and all members have it.
+//! The controller is killed at several instants of a cluster's first `apply`, and re-run. The bootstrap completes: the data is created
+//! once, and all members have it.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,4 +1,4 @@
-//! Another minor release, installed in the place of the one that runs. The older one comes from `cargo xtask postgres`.
+//! A minor release, installed in place of the running one. The older one comes from `cargo xtask postgres`.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -33,7 +33,7 @@ fn put(programs: &Path, directory: &Path) {
 }
 
 #[test]
-fn another_minor_release_is_taken_up_one_member_after_another_and_no_commit_is_lost() {
+fn a_minor_upgrade_restarts_one_member_at_a_time_and_no_commit_is_lost() {
     let sandbox = Sandbox::new(VERSION);
     let programs = sandbox.path().join("programs");
     let (older, newer) = (release(&older_postgres()), release(Path::new(INSTALLED)));

@@ -1,5 +1,5 @@
-//! The etcd below goes back to a state from before the primary changed: Patroni finds another leader and other synchronous standbys there
-//! than those of now. The leader of then lags, as any standby may that no commit waits for.
+//! The etcd below is restored to a state from before the primary changed: Patroni finds a former leader and former synchronous standbys
+//! there. That leader lags, like any standby for which no commit waits.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -172,7 +172,7 @@ fn etcd_is_off_for_a_while_and_restored_to_an_older_state_and_the_primary_stays(
 }
 
 #[test]
-fn who_lags_is_not_promoted_while_all_others_are_away_and_etcd_goes_back() {
+fn a_lagging_standby_is_not_promoted_when_all_others_are_down_and_etcd_is_restored() {
     let moved = Moved::new(VERSION, &spec(PARAMETERS, &THREE));
     let writer = Writer::start(moved.user.clone());
     moved.furthest_takes_over(writer, false);
@@ -180,7 +180,7 @@ fn who_lags_is_not_promoted_while_all_others_are_away_and_etcd_goes_back() {
 
 /// It reads the same keys in its own way. One that has logged in before etcd was restored is refused there, until its token expires.
 #[test]
-fn an_older_patroni_promotes_nobody_from_an_older_state_either() {
+fn an_older_patroni_promotes_no_member_from_an_older_state_either() {
     let moved = Moved::new(ETCD, &on_older_etcd(PARAMETERS, &older_patroni().join("patroni")));
     let writer = Writer::start(moved.user.clone());
     moved.furthest_takes_over(writer, true);

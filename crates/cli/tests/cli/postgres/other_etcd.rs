@@ -1,4 +1,4 @@
-//! Patroni keeps its state in an etcd that others operate: here, one of another home.
+//! Patroni keeps its state in an etcd that others operate: here, one of another home directory.
 
 use std::process::Command;
 

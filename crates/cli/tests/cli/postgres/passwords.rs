@@ -1,4 +1,4 @@
-//! Passwords change under clients and replication, with a controller that is killed on the way.
+//! Passwords change while clients and replication run, with a controller that is killed meanwhile.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::{Command, Stdio};

@@ -1,4 +1,5 @@
-//! PgBouncer in front of PostgreSQL: who is let in, what clients notice when the primary moves and passwords, users and certificates change.
+//! PgBouncer in front of PostgreSQL: which users are accepted, and what clients notice when the primary moves and passwords, users and
+//! certificates change.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;

@@ -1,5 +1,5 @@
-//! HAProxy in front of PostgreSQL: who is reached through which port, and what clients notice when the primary moves, members leave, a port
-//! is taken, or somebody else answers for Patroni.
+//! HAProxy in front of PostgreSQL: which member each port reaches, and what clients notice when the primary moves, members leave, a port is
+//! taken, or an impostor answers for Patroni.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::TcpListener;
@@ -157,7 +157,7 @@ fn clients_reach_the_primary_and_replicas_through_haproxy_while_the_primary_move
 }
 
 #[test]
-fn a_taken_port_is_reported_and_nobody_else_can_answer_for_patroni() {
+fn a_port_conflict_is_reported_and_no_other_process_can_answer_for_patroni() {
     let sandbox = Sandbox::new(super::VERSION);
     sandbox.file("shop.yaml", &spec("max_connections: 50", &THREE));
     let shop = Shop { sandbox };

@@ -1,4 +1,4 @@
-//! HAProxy on separate machines: they lead clients to members, and members trust them with nothing.
+//! HAProxy on separate machines: they forward clients to members, and members do not trust them.
 
 use std::collections::BTreeMap;
 use std::fs;

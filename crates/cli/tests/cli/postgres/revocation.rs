@@ -1,4 +1,4 @@
-//! What was stolen from a machine of PostgreSQL is of no use once the machine is replaced.
+//! What was stolen from a machine of PostgreSQL is useless once the machine is replaced.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! `quorate up NAME --kind postgres`, as the first page shows it: one command makes PostgreSQL and its etcd on this machine.
+//! `quorate up NAME --kind postgres`, as in the README: one command creates PostgreSQL and its etcd on this machine.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -45,7 +45,7 @@ fn running(shop: &Shop, cluster: &str) -> Vec<(u32, String)> {
 }
 
 #[test]
-fn one_command_makes_postgresql_and_its_etcd_and_the_first_page_tells_the_truth() {
+fn one_command_creates_postgresql_and_its_etcd_as_the_readme_says() {
     let (typed, printed) = typed_and_printed();
     let [up, query, switchover] = typed[..] else { panic!("{typed:?}") };
     assert!(!printed.is_empty(), "{}", example());

@@ -1,4 +1,4 @@
-//! From one major version to another, and back: under a writer, with the controller and an agent killed on the way.
+//! A major version upgrade and its reversal: under a writer, with the controller and an agent killed meanwhile.
 
 use std::path::PathBuf;
 use std::process::Child;
@@ -120,7 +120,7 @@ fn a_cluster_is_upgraded_to_another_major_version_and_returns_and_no_commit_is_l
 }
 
 #[test]
-fn backups_go_on_after_an_upgrade_and_those_of_the_old_version_are_not_mistaken_for_new_ones() {
+fn backups_continue_after_an_upgrade_and_those_of_the_old_version_are_not_mistaken_for_new_ones() {
     let sandbox = Sandbox::new(VERSION).with_programs(newer_postgres());
     let (recipient, store) = (make_identity(&sandbox, "operator.key"), sandbox.path().join("store"));
     let at = |version: u16| {

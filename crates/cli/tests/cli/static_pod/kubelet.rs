@@ -1,4 +1,4 @@
-//! A kubelet with its own containerd, for the machine of one member.
+//! A kubelet with a separate containerd, for the machine of one member.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};

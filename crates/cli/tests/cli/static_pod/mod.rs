@@ -1,5 +1,5 @@
-//! etcd as static pods of real kubelets, one with its own containerd for each member. `cargo xtask lab static-pod` builds the kubelet and
-//! runs these tests in separate namespaces.
+//! etcd as static pods of real kubelets, one with a separate containerd for each member. `cargo xtask lab static-pod` builds the kubelet
+//! and runs these tests in separate namespaces.
 
 mod kubelet;
 mod story;

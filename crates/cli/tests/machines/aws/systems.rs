@@ -1,5 +1,5 @@
-//! Instances that are whole systems, configured from their user data by what configures real ones: cloud-init as on Debian, Ignition's own
-//! binary as on Flatcar with its read-only `/usr`, and quorate's agent alone. Each reads the metadata service.
+//! Instances that are whole systems, configured from their user data by real tools: cloud-init as on Debian, Ignition's own binary as on
+//! Flatcar with its read-only `/usr`, and quorate's agent alone. Each reads the metadata service.
 
 use std::process::Command;
 

@@ -1,5 +1,5 @@
-//! An export of the ledger holds all that is needed to recreate a cluster from nothing: the machines, the whole home of quorate, and in the
-//! end the data volumes too are deleted, and clients still have a cluster that they trust and that trusts them.
+//! An export of the ledger is enough to recreate a cluster: the machines, quorate's home directory, and finally the data volumes are
+//! deleted, and clients still have a cluster that they trust and that trusts them.
 
 use std::collections::BTreeMap;
 use std::fs;

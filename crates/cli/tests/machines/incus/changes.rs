@@ -1,4 +1,4 @@
-//! Changes to a living cluster of containers: its limits, its size, its data volumes.
+//! Changes to a running cluster of containers: its limits, its size, its data volumes.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! The shortest story of a cluster of containers.
+//! The shortest test of a cluster of containers.
 
 use super::{Containers, Wanted, incus};
 use crate::common::{OLDEST, eventually, signal};

@@ -1,4 +1,4 @@
-//! A cluster on several hosts of an Incus cluster: where its members are, and what happens while a host does not answer.
+//! A cluster on several hosts of an Incus cluster: the placement of its members, and what happens while a host does not answer.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;

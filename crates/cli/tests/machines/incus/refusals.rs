@@ -44,7 +44,7 @@ clusters:
 
 #[test]
 #[ignore = "needs Incus: `cargo xtask lab incus` runs it"]
-fn what_is_missing_or_full_is_told_and_nothing_is_left() {
+fn missing_or_full_resources_are_reported_and_nothing_is_left() {
     let containers = Containers::new("lab-no", OLDEST);
     let refused = |what: &str, incus: &str, member: &str, told: &[&str]| {
         chapter(what, || {

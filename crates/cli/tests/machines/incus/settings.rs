@@ -1,5 +1,5 @@
-//! A cluster whose spec has what others leave out: a project with its own images and profiles, an image of a remote, processors, the size
-//! of the root disk, and fixed addresses of both families.
+//! Settings that other tests do not use: a project with its own images and profiles, an image of a remote, processors, the size of the
+//! root disk, and fixed addresses of both families.
 
 use std::process::Command;
 

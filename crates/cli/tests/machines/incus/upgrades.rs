@@ -1,4 +1,4 @@
-//! etcd and the image of a living cluster change, one member after the other.
+//! etcd and the image of a running cluster change, one member after the other.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! For the operator's own clients: certificates for declared users, and the environment that etcdctl reads.
+//! For the operator's own clients: certificates for declared users, and the environment of etcdctl.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -24,19 +24,19 @@ use crate::sign::{client_wish, sign};
 use quorate_agent::private_directory;
 use quorate_providers::Dial;
 
-/// Root's certificate is not meant to lie around: it is made for a working day and renewed when asked for again.
+/// Root's certificate is short-lived: valid for a working day and renewed on request.
 const ROOT_VALIDITY: SignedDuration = SignedDuration::from_hours(24);
-/// A certificate with less than this left is issued again.
+/// A certificate that expires sooner than this is issued again.
 const ROOT_LEFT: SignedDuration = SignedDuration::from_hours(8);
 
-/// A controller that holds the ledger is waited for so long.
+/// How long to wait for a controller that holds the ledger.
 const LEDGER_PATIENCE: Duration = Duration::from_secs(15);
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// How long an address may take to answer a connection.
 const KNOCK: Duration = Duration::from_secs(1);
 
-/// A client certificate, and its key where it was made here.
+/// A client certificate, and its key if it was created here.
 #[derive(Clone, Debug)]
 pub struct Issued {
     pub certificate: String,
@@ -44,8 +44,8 @@ pub struct Issued {
     pub not_after: Timestamp,
 }
 
-/// Signs a certificate for a declared user, for the key of a given signing request or one made here. Before anybody gets
-/// it, the ledger knows it: only what is known can be revoked.
+/// Signs a certificate for a declared user, for the key of a given signing request or one created here. It is recorded
+/// in the ledger before it is handed out, because only recorded certificates can be revoked.
 pub fn issue(
     home: &Home,
     ledger: &Ledger,
@@ -61,7 +61,7 @@ pub fn issue(
     if !declared.iter().any(|d| d == user) {
         return Err(ClientError::Undeclared { user: user.to_owned(), declared: declared.join(", ") });
     }
-    // That of root ends by itself within a day, and root is never removed.
+    // Root's certificate expires within a day, and root is never removed.
     if user == "root" {
         return sign_client(ledger, user, request, Some(ROOT_VALIDITY));
     }
@@ -139,7 +139,7 @@ pub struct Environment {
     pub dial: Dial,
 }
 
-/// Puts what a client needs into the home, and says where it is.
+/// Writes a client's files into the home directory, and returns their paths.
 pub async fn environment(home: &Home, ledger: &Ledger, brought: &BroughtFiles) -> Result<Environment, ClientError> {
     let name = ledger.spec.name.as_str();
     let Some(authority) = &ledger.authorities.client else { return Err(ClientError::NotThere(name.to_owned())) };
@@ -154,7 +154,7 @@ pub async fn environment(home: &Home, ledger: &Ledger, brought: &BroughtFiles) -
     Ok(Environment { endpoints, ca, certificate, password, dial })
 }
 
-/// The URLs where clients are answered, and how a client on this host connects to them.
+/// The URLs for clients, and how a client on this host connects to them.
 pub async fn endpoints(home: &Home, ledger: &Ledger) -> Result<(Vec<String>, Dial), ClientError> {
     let serving = serving(home, ledger).await?;
     let Some((_, dial)) = serving.first() else { return Err(ClientError::NoMachines(ledger.spec.name.to_string())) };
@@ -173,13 +173,13 @@ pub async fn fronts(home: &Home, ledger: &Ledger) -> Result<Vec<String>, ClientE
     Ok(names.filter_map(address).map(|address| https_url(address, front.port())).collect())
 }
 
-/// Where clients are answered, and how they connect there.
+/// The addresses for clients, and how they connect.
 async fn serving(home: &Home, ledger: &Ledger) -> Result<Vec<(IpAddr, Dial)>, ClientError> {
     let provider = home.provider(ledger);
     let machines = provider.machines().await.map_err(ControlError::from)?;
     let machines = by_name(ledger, machines.found);
     let way = |name: &MemberName, machine: &MachineSeen| {
-        // No client comes over a machine's serial line.
+        // Clients do not use a machine's serial line.
         let dial = Some(dial(&*provider, name, machine)).filter(|dial| !matches!(dial, Dial::Line(_)));
         Some((machine.address?, dial.unwrap_or_default()))
     };
@@ -215,7 +215,7 @@ fn root_certificate(
         let issued = sign_client(ledger, "root", None, Some(ROOT_VALIDITY))?;
         let made = issued.key.as_ref().map_or(Ok(()), |made| write_private(&key, made.expose()));
         match made.and_then(|()| write_private(&certificate, &issued.certificate)) {
-            // On a full or read-only disk an older one does, for as long as it lasts: that is when somebody needs etcdctl.
+            // On a full or read-only disk an older file is used while it is valid, because etcdctl may be needed just then.
             Err(_) if still_good(&certificate, ledger, SignedDuration::ZERO) && is_pair(&certificate, &key) => {}
             done => done?,
         }

@@ -1,5 +1,5 @@
-//! What a front knows of the cluster behind it, from the ledger: where its members are, whom it trusts, and which member is about to be
-//! stopped. And the certificates that the front shows. They stay in its memory, end soon by themselves, and none is for root.
+//! What a front reads from the ledger: the addresses of members, the CAs, and which member is about to be stopped. Also the front's own
+//! certificates. They stay in memory, are short-lived, and none is for root.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -23,11 +23,11 @@ use crate::run::history::{Note, notes};
 use crate::run::observe::{by_name, dial};
 use crate::sign::sign;
 
-/// The front renews what it shows long before this, and what it lost with a crash is soon worth nothing.
+/// The front renews its certificates long before this, and one that a crash exposes is soon useless.
 pub const VALIDITY: SignedDuration = SignedDuration::from_hours(24);
 /// A certificate that the front acts as a user with.
 pub const USER_VALIDITY: SignedDuration = SignedDuration::from_hours(1);
-/// A step that nobody ends, because its controller was killed, keeps clients away from a member no longer than this.
+/// A step that never ends, because its controller was killed, keeps clients away from a member no longer than this.
 pub(crate) const LONGEST_HINT: SignedDuration = SignedDuration::from_secs(60);
 /// Steps during or after which a member's etcd does not serve.
 const STOPPING: [&str; 10] = [
@@ -51,7 +51,7 @@ pub struct Place {
     pub dial: Dial,
 }
 
-/// Every machine of a member, those that are being replaced too: which of them serves is the front's to find out.
+/// Every machine of a member, including those that are being replaced: the front finds out which one serves.
 pub async fn places(home: &Home, ledger: &Ledger) -> Result<Vec<Place>, ClientError> {
     let provider = home.provider(ledger);
     let machines = provider.machines().await.map_err(ControlError::from)?;
@@ -78,18 +78,18 @@ pub fn can_sign(ledger: &Ledger) -> bool {
     ledger.authorities.client.as_ref().is_some_and(|authority| authority.key.is_some())
 }
 
-/// What the front shows to clients whose TLS ends at it.
+/// The front's certificate for clients whose TLS ends at it.
 pub fn server_certificate(ledger: &Ledger, dns: &[String], addresses: &[IpAddr]) -> Result<Issued, ClientError> {
     let wish = LeafWish { dns: dns.to_vec(), addresses: addresses.to_vec(), server: true, ..nobody(ledger) };
     signed(ledger, &LeafWish { client: false, ..wish })
 }
 
-/// What the front connects to members with. It names nobody, so it has no rights.
+/// The front's client certificate for members. It names no user, so it has no permissions.
 pub fn nameless_certificate(ledger: &Ledger) -> Result<Issued, ClientError> {
     signed(ledger, &nobody(ledger))
 }
 
-/// What the front acts as a user with, who has shown a certificate.
+/// The front's certificate for acting as a user who has presented a certificate.
 pub fn user_certificate(ledger: &Ledger, user: &str) -> Result<Issued, ClientError> {
     if user == "root" || user.is_empty() {
         return Err(ClientError::NotAs(user.to_owned()));
@@ -119,15 +119,15 @@ fn signed(ledger: &Ledger, wish: &LeafWish) -> Result<Issued, ClientError> {
     if authority.is_some_and(|authority| authority.key.is_none()) {
         return Err(ClientError::NoAuthorityKey);
     }
-    // Whatever the spec says of keys that are kept: an RSA key takes seconds to make.
+    // Independent of the spec's key algorithm: an RSA key takes seconds to create.
     let key = KeyPair::generate(KeyAlgorithm::P256)?;
     let certificate = sign(authority, &key.csr(&wish.common_name)?, wish)?;
     let not_after = quorate_pki::inspect(&certificate)?.not_after;
     Ok(Issued { certificate, key: Some(key.to_pem()), not_after })
 }
 
-/// The member that a step is about to stop, and the machines whose fronts must know. Former ones included while they exist: clients come
-/// through all of them.
+/// The member that a step is about to stop, and the machines whose fronts must be notified. Former ones included while they exist,
+/// because clients connect through all of them.
 pub(crate) fn to_be_told<'a>(ledger: &Ledger, action: &'a Action) -> Option<(&'a MemberName, Vec<MemberName>)> {
     let front = ledger.spec.etcd.front.as_ref()?;
     let member = action.member().filter(|_| STOPPING.contains(&action.kind()))?;
@@ -147,7 +147,7 @@ pub struct Stops {
 }
 
 impl Stops {
-    /// Begins at the end of what is there: a member that stopped long ago is found by asking it.
+    /// Begins at the end of the file: a member that stopped long ago is found by probing it.
     pub fn new(home: &Home, name: &str) -> Self {
         let path = home.history(name);
         let read = std::fs::metadata(&path).map_or(0, |file| file.len());
@@ -162,7 +162,7 @@ impl Stops {
     }
 
     fn read_on(&mut self) -> io::Result<()> {
-        /// More than that at once is an old history that was put here.
+        /// More than that at once is an old history that was imported.
         const MOST: u64 = 1 << 20;
         let mut file = match File::open(&self.path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),

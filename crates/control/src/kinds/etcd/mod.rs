@@ -1,5 +1,4 @@
-//! etcd's part of the controller: its status, its orders, the certificates of its clients, what Kubernetes needs, what a front needs,
-//! its backups, and the snapshot of a restore.
+//! etcd's part of the controller: status, orders, client certificates, Kubernetes, fronts, backups, and the snapshot of a restore.
 
 pub mod backup;
 pub mod clients;

@@ -1,4 +1,4 @@
-//! From steps that concern etcd to orders for agents.
+//! Translates etcd's steps into orders for agents.
 
 use quorate_agent::api::{Bootstrap, EtcdOrder, Order};
 use quorate_core::kinds::etcd::{Formation, Membership};
@@ -18,7 +18,7 @@ pub(crate) fn start(ledger: &Ledger, member: &MemberName, expects: &Precondition
     Order::Etcd(EtcdOrder::Start { expects, bootstrap, peers })
 }
 
-/// Where a restore has begun, what runs on other data gives that up: clients wait, and nothing is gained by a gentle end.
+/// If a restore has begun, members on other data are stopped at once: clients wait, and a graceful stop gains nothing.
 pub(crate) fn stop(formation: &Formation) -> Order {
     match formation {
         Formation::Restoring { .. } => Order::Etcd(EtcdOrder::Halt),

@@ -1,4 +1,4 @@
-//! The snapshot of a restore, as the controller has it: sent to machines, and verified. Neither touches the data of any member.
+//! The controller's side of a restore's snapshot: sends it to machines, and verifies it. Neither touches the data of a member.
 
 use jiff::Timestamp;
 use quorate_agent::api::{Refusal, UploadRequest};

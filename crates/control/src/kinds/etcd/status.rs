@@ -27,7 +27,7 @@ pub(crate) fn summarize(ledger: &Ledger, seen: &Observation, decision: &Decision
     let alarms = alarms(seen);
     let foreign = other_programs(seen);
     let verdict = match verdict(ledger, voters, healthy) {
-        // It answers reads, and that is not enough.
+        // It answers reads, which is not enough.
         Verdict::Healthy if alarms.iter().any(AlarmStatus::stops_clients) => Verdict::Degraded,
         Verdict::Down if ledger.etcd.formation.is_formed() && healthy + foreign.len() >= quorum => Verdict::Unknown,
         other => other,
@@ -53,7 +53,7 @@ pub(crate) fn summarize(ledger: &Ledger, seen: &Observation, decision: &Decision
             Some(alarm) if verdict == Verdict::Degraded => {
                 format!("degraded: {}; {}", alarm.means(), safety::healthy_of(healthy, voters))
             }
-            // What is refused now is refused to `apply` too.
+            // `apply` would refuse the same.
             None if verdict == Verdict::Unformed && !decision.blocked.is_empty() => {
                 String::from("not bootstrapped yet")
             }
@@ -75,7 +75,7 @@ pub(crate) fn summarize(ledger: &Ledger, seen: &Observation, decision: &Decision
     }
 }
 
-/// As etcd lists them; where no member has a quorum, as the ledger remembers them.
+/// As etcd lists them; if no member has a quorum, as in the ledger.
 fn count_voters(ledger: &Ledger, seen: &Observation, members: &[MemberStatus]) -> (usize, usize) {
     let told = statuses(seen).filter(|s| s.healthy && !s.is_learner).max_by_key(|s| s.raft_applied_index);
     // A former machine that was removed may not know it yet.

@@ -1,4 +1,4 @@
-//! What `psql` and `patronictl` must be told to reach a cluster.
+//! The settings with which `psql` and `patronictl` connect to a cluster.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ use crate::run::observe::{by_name, dial};
 use crate::secrets;
 use crate::sign::sign;
 
-/// The superuser's certificate is not meant to be kept: it is made for a working day.
+/// The superuser's certificate is short-lived: valid for a working day.
 const VALIDITY: SignedDuration = SignedDuration::from_hours(24);
 
 /// A port of HAProxy.
@@ -29,7 +29,7 @@ pub enum ProxyPort {
     Replica,
 }
 
-/// Which of the servers that it knows a client stays connected to.
+/// The kind of server that a client stays connected to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Session {
     /// The primary.
@@ -54,7 +54,7 @@ impl Session {
 /// Where clients connect.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Way {
-    /// To the members themselves, of which the client chooses.
+    /// To the members themselves; the client chooses one.
     Members(Session),
     /// Through HAProxy, which chooses.
     Proxy(ProxyPort),
@@ -123,7 +123,8 @@ pub async fn environment(
     Ok(variables)
 }
 
-/// What `patronictl` reads: how it reaches etcd, and with which certificate it commands members. The file holds a password.
+/// The configuration of `patronictl`: its connection to etcd, and the certificate with which it commands members. The file contains a
+/// password.
 fn patronictl_config(
     directory: &Path,
     ledger: &Ledger,
@@ -155,7 +156,7 @@ fn declared<'a>(ledger: &'a Ledger, user: &str) -> Result<Option<&'a Secret>, Cl
     Ok(ledger.postgres.passwords.as_ref().and_then(|known| known.users.get(user)))
 }
 
-/// The first that the user owns, else the one that is always there.
+/// The first one that the user owns, or the default one.
 fn database(ledger: &Ledger, user: &str) -> String {
     let databases = ledger.spec.postgres.iter().flat_map(|postgres| &postgres.databases);
     let mut owned = databases.filter(|database| database.owner.as_ref().is_some_and(|owner| owner.as_str() == user));
@@ -179,7 +180,7 @@ async fn hosts(home: &Home, ledger: &Ledger, is_proxied: bool) -> Result<(Vec<St
     Ok((names.iter().filter_map(address).collect(), way))
 }
 
-/// The superuser shows a certificate of the members' CA besides the password.
+/// The superuser presents a certificate of the members' CA, in addition to the password.
 fn superuser_certificate(directory: &Path, ledger: &Ledger) -> Result<(PathBuf, PathBuf), ClientError> {
     let (certificate, key) = (directory.join("superuser.crt"), directory.join("superuser.key"));
     let pair = KeyPair::generate(secrets::key_algorithm(&ledger.spec))?;

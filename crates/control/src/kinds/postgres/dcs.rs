@@ -1,5 +1,5 @@
-//! The etcd cluster in which Patroni keeps its state. Its own ledger knows who uses it: the user, the password and the keys follow from
-//! that, so they are created, changed and removed like any other user of that cluster.
+//! The etcd cluster in which Patroni keeps its state. Its ledger records which clusters use it. From that follow the user, its password
+//! and its keys, which are created, changed and removed like any other user of that cluster.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -34,7 +34,7 @@ pub(crate) fn look(home: &Home, spec: &ClusterSpec) -> Option<Result<Dcs, String
     })
 }
 
-/// The name of the etcd cluster that Patroni of this cluster uses, where this quorate operates it.
+/// The name of the etcd cluster that Patroni of this cluster uses, if this quorate operates it.
 pub fn own_etcd(spec: &ClusterSpec) -> Option<String> {
     Some(spec.postgres.as_ref()?.dcs.cluster.as_ref()?.to_string())
 }
@@ -86,7 +86,7 @@ pub(crate) fn foresee(etcd: &ClusterSpec, spec: &ClusterSpec) -> Result<Dcs, Str
     Ok(Dcs { hosts: BTreeSet::new(), ca: String::new(), login, identity: None, version: Some(etcd.etcd.version) })
 }
 
-/// Writes into the ledger of an etcd cluster that this PostgreSQL cluster uses it.
+/// Records in the ledger of an etcd cluster that this PostgreSQL cluster uses it.
 pub fn register(etcd: &mut Ledger, spec: &ClusterSpec) {
     let Some(postgres) = &spec.postgres else { return };
     let prefix = desire::key(spec, postgres);
@@ -119,13 +119,13 @@ pub fn users_of(home: &Home, etcd: &Ledger) -> Vec<String> {
     etcd.etcd.used_by.keys().filter(is_there).cloned().collect()
 }
 
-/// Forgets users whose clusters are gone: an earlier run may have been killed before it could.
+/// Removes users whose clusters are gone: an earlier run may have been killed before it could.
 pub(crate) fn forget_gone(home: &Home, etcd: &mut Ledger) {
     let there = users_of(home, etcd);
     etcd.etcd.used_by.retain(|name, _| there.contains(name));
 }
 
-/// Removes what Patroni has noted of a cluster that is destroyed.
+/// Removes Patroni's keys of a destroyed cluster.
 pub async fn clear(home: &Home, spec: &ClusterSpec) -> Result<(), String> {
     let (Some(Ok(dcs)), Some(postgres)) = (look(home, spec), &spec.postgres) else { return Ok(()) };
     let key = desire::key(spec, postgres);

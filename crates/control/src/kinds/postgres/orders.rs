@@ -1,4 +1,4 @@
-//! From steps that concern PostgreSQL to orders for agents.
+//! Translates PostgreSQL's steps into orders for agents.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use tokio::time::sleep;
 use super::passwords;
 use crate::kinds::proxies;
 
-/// What the agent of a member is told to do; none for steps of other kinds.
+/// The order for a member's agent; none for steps of other kinds.
 pub(crate) fn order(ledger: &Ledger, step: &Step) -> Option<Order> {
     let expects = match &step.expects {
         Precondition::Data(data) => data.clone(),
@@ -72,11 +72,11 @@ fn haproxy(ledger: &Ledger) -> Option<&Haproxy> {
     ledger.spec.postgres.as_ref()?.haproxy.as_ref()
 }
 
-/// Longer than a switchover takes once no transaction is waited for. Should nobody release the clients by then, each agent does.
+/// Longer than a switchover takes once no transaction is waited for. If the clients are not released by then, each agent releases them.
 const SWITCHING: u64 = 30_000;
 
-/// The machines whose HAProxy keeps new clients waiting during a switchover, and what each agent is told before and after it. After one that
-/// failed, clients are only let through.
+/// The machines whose HAProxy holds new clients during a switchover, and the orders for each agent before and after it. After a failed one,
+/// clients are only released.
 pub(crate) fn holding(
     ledger: &Ledger,
     from: &MemberName,
@@ -95,7 +95,7 @@ pub(crate) fn holding(
     Some((proxies, Order::Postgres(hold), release))
 }
 
-/// How long a member that has won the lead may take until it is writable.
+/// How long a new leader may take until it is writable.
 const PROMOTION: Duration = Duration::from_secs(15);
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -118,7 +118,7 @@ pub(crate) async fn is_promoted(agent: &AgentClient, fence: u64) -> bool {
     }
 }
 
-/// What Patroni calls the machine of a member.
+/// Patroni's name of a member's machine.
 fn patroni_name(ledger: &Ledger, member: &MemberName) -> MemberName {
     let incarnation = ledger.members.get(member).map_or(1, |record| record.incarnation);
     ledger.postgres.formation.patroni_name(member, incarnation).as_str().into()

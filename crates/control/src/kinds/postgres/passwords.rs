@@ -9,7 +9,7 @@ use quorate_core::spec::ClusterSpec;
 
 use crate::brought::BroughtFiles;
 
-/// Makes those that the ledger lacks. Known ones stay.
+/// Creates those that the ledger lacks. Existing ones stay.
 pub(crate) fn make(ledger: &mut Ledger, spec: &ClusterSpec, brought: &BroughtFiles) {
     let fresh = || Passwords {
         superuser: new(brought, SUPERUSER),
@@ -32,7 +32,7 @@ pub(crate) fn new(brought: &BroughtFiles, user: &str) -> Secret {
     brought.passwords.get(user).cloned().unwrap_or_else(quorate_pki::random_token)
 }
 
-/// Users whose file holds another password than the one in force.
+/// Users whose file has a different password than the one in force.
 pub(crate) fn changed_files(ledger: &Ledger, brought: &BroughtFiles) -> Vec<String> {
     let known = ledger.postgres.passwords.iter().filter(|_| ledger.postgres.rotation.is_none());
     let differs = |(user, password): &(&String, &Secret)| {
@@ -41,14 +41,14 @@ pub(crate) fn changed_files(ledger: &Ledger, brought: &BroughtFiles) -> Vec<Stri
     brought.passwords.iter().filter(differs).map(|(user, _)| user.clone()).collect()
 }
 
-/// The same of those that are to come, with the passwords.
+/// The same for pending ones, with the passwords.
 pub(crate) fn next_verifiers(ledger: &Ledger) -> BTreeMap<String, (Secret, Secret)> {
     let next = ledger.postgres.rotation.iter().flat_map(|rotation| &rotation.next);
     let verifier = |user: &str, password: &Secret| quorate_pki::scram_verifier(&ledger.cluster_id, user, password);
     next.map(|(user, password)| (user.clone(), (password.clone(), verifier(user, password)))).collect()
 }
 
-/// What PostgreSQL checks the passwords of declared users with.
+/// The verifiers of declared users' passwords.
 pub(crate) fn verifiers(ledger: &Ledger) -> BTreeMap<String, Secret> {
     let declared = ledger.spec.postgres.iter().flat_map(|postgres| &postgres.users);
     let known = ledger.postgres.passwords.as_ref().map(|passwords| &passwords.users);

@@ -1,4 +1,4 @@
-//! The status of a cluster of PostgreSQL.
+//! The status of a PostgreSQL cluster.
 
 use jiff::Timestamp;
 use quorate_core::kinds::postgres::{ArchiveSeen, CLIENT_PORT, Formation, PatroniStatus, PostgresFacts, Role};
@@ -24,7 +24,7 @@ pub(crate) fn summarize(ledger: &Ledger, seen: &Observation, decision: &Decision
     let (all, healthy) = (wanted().count(), wanted().filter(|member| member.health == "healthy").count());
     let nodes = settings.map_or(0, |postgres| postgres.synchronous.nodes);
     let strict = settings.is_some_and(|postgres| postgres.synchronous.strict);
-    // Patroni has commits wait for as many standbys as there are, up to `nodes`. Only the last one stops writes.
+    // With Patroni, commits wait for as many standbys as there are, up to `nodes`. Only the loss of the last one stops writes.
     let needed = if strict { usize::from(nodes.min(1)) } else { 0 };
     let writes = primary.is_some() && (needed == 0 || healthy > needed);
     let verdict = match &ledger.postgres.formation {
@@ -37,7 +37,7 @@ pub(crate) fn summarize(ledger: &Ledger, seen: &Observation, decision: &Decision
     let proxies = proxies::status(ledger, seen);
     let (serving, all_proxies) = proxies::serving(&proxies);
     let verdict = if verdict == Verdict::Healthy && serving < all_proxies { Verdict::Degraded } else { verdict };
-    // So many may fail, and somebody is left to whom every commit was confirmed. Patroni lets nobody else take over.
+    // How many may fail so that a member with every confirmed commit remains. Patroni lets no other take over.
     let spare = match nodes > 0 && !has_synchronous_standby(primary) {
         true => 0,
         false => healthy.saturating_sub(1 + needed),
@@ -83,10 +83,10 @@ fn archive<'a>(seen: &'a Observation, primary: &MemberName) -> Option<&'a Archiv
     found(seen, primary)?.archive.as_ref()
 }
 
-/// So long a finished piece of the log may wait.
+/// How long a complete segment of the log may wait.
 const LATE: u64 = 120;
 
-/// As the ledger knows it, and whether the log gets to the store: the disk of the primary fills up where it does not.
+/// According to the ledger, and whether the log is archived: otherwise the disk of the primary fills up.
 fn backup_status(ledger: &Ledger, seen: &Observation, primary: Option<&MemberName>) -> Option<BackupStatus> {
     let mut status = backup::standing(ledger, seen.now)?;
     let found = primary.and_then(|primary| archive(seen, primary));
@@ -198,7 +198,7 @@ fn member_status(
     }
 }
 
-/// A standby that has replayed all there is does not lag, however long ago the last transaction was.
+/// A standby that has replayed everything does not lag, however old the last transaction is.
 fn lag_seconds(status: &PatroniStatus, end: Option<u64>, now: Timestamp) -> Option<u64> {
     if status.role != Role::Replica {
         return None;
@@ -298,7 +298,7 @@ mod tests {
         let now: Timestamp = NOW.parse().unwrap();
         let agent = |facts: Facts| Seen::At(now, AgentSeen::Enrolled(Box::new(facts)));
         let agents = BTreeMap::from([
-            // What a replica has not stored is not its business: it stores nothing.
+            // A replica archives nothing, so its log does not count.
             (MemberName::from("pg-1"), agent(facts(Role::Replica, 99, 9999))),
             (MemberName::from("pg-2"), agent(facts(Role::Primary, waiting, waits_s))),
         ]);
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn without_backups_nothing_is_said_of_the_log() {
+    fn without_backups_the_log_is_not_reported() {
         assert_eq!(problems(&ledger(None), 12, 3600), None);
     }
 }

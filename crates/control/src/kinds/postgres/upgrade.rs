@@ -1,4 +1,4 @@
-//! The way back from an upgrade to another major version: the data from before it, which a member keeps, replaces all data once more.
+//! The way back from a major version upgrade: restores all members from the previous data, which one member keeps.
 
 use quorate_core::kinds::postgres::{Previous, RestoreWish, parameters};
 use quorate_core::model::{Consent, Ledger};
@@ -10,7 +10,7 @@ use crate::run::controller;
 use crate::run::error::ControlError;
 use crate::verbs::{Cluster, VerbError, consent, refuse_if_being_destroyed, refuse_if_off};
 
-/// What to go back to, and the spec with which that is done.
+/// The data to return to, and the spec for it.
 pub fn way_back(ledger: &Ledger) -> Result<(Previous, ClusterSpec), VerbError> {
     let refused = |what: String, hint: &str| VerbError::Refused { what, hint: hint.to_owned() };
     let name = &ledger.spec.name;
@@ -61,7 +61,7 @@ impl Request {
     }
 }
 
-/// The operator's word that data which a restore or an upgrade has replaced is deleted.
+/// The operator's confirmation that replaced data of a restore or an upgrade is deleted.
 pub struct Discard {
     confirmed: Consent,
     pub plan: Plan,

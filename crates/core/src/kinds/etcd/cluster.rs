@@ -1,5 +1,5 @@
-//! The cluster as etcd itself reports it: who is listed, who votes, who leads and who is well. Read from the healthy voter that has
-//! come furthest; where no voter has a quorum behind it, nothing is known, and nothing that depends on it is done.
+//! The cluster as etcd reports it: members, voters, the leader, and which members are healthy. Read from the healthy voter with the
+//! highest index. If no voter has a quorum, nothing is known about the cluster, and no step that depends on it is taken.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -10,7 +10,7 @@ use crate::kinds::etcd::{EtcdStatus, Formation, Membership};
 use crate::model::{AgentSeen, Desired, Facts, MemberName, Observation, PEER_PORT, Seen, address_in, https_url};
 use crate::planner::voters::Voters;
 
-/// One look at the membership.
+/// One observation of the membership.
 #[derive(Clone, Debug)]
 pub struct Cluster<'a> {
     pub listed: Vec<Listed<'a>>,
@@ -23,7 +23,7 @@ pub struct Cluster<'a> {
 /// A member as etcd lists it.
 #[derive(Clone, Debug)]
 pub struct Listed<'a> {
-    /// What the ledger calls the machine at this address. One that it does not know is called by its number.
+    /// The ledger's name of the machine at this address. An unknown machine is named by its number.
     pub name: MemberName,
     pub known: bool,
     pub id: u64,
@@ -36,7 +36,7 @@ pub struct Listed<'a> {
 }
 
 impl<'a> Cluster<'a> {
-    /// `None` while no voter was seen to have a quorum behind it.
+    /// `None` if no observed voter has a quorum.
     pub fn see(desired: &'a Desired, seen: &'a Observation) -> Option<Self> {
         let Formation::Formed { etcd_cluster_id, members, .. } = &desired.etcd.formation else { return None };
         let answers: Vec<(Timestamp, &EtcdStatus)> = seen.agents.values().filter_map(answer).collect();
@@ -95,13 +95,13 @@ impl<'a> Cluster<'a> {
         self.listed.iter().map(|m| (m.id, m.is_learner)).collect()
     }
 
-    /// The healthy voter that changes go through: the leader where its agent answers, and never the one that goes.
+    /// The healthy voter through which changes are made: the leader if its agent answers, and never the member that leaves.
     pub fn spokesman(&self, except: Option<u64>, trusted: impl Fn(&MemberName) -> bool) -> Option<&MemberName> {
         let able = self.voters().filter(|m| m.healthy && Some(m.id) != except && trusted(&m.name));
         able.min_by_key(|m| !m.leads).map(|m| &m.name)
     }
 
-    /// Who should lead instead of this one: a healthy voter that stays.
+    /// The voter that should lead instead of this one: a healthy one that stays.
     pub fn successor(&self, desired: &Desired, leader: u64) -> Option<(MemberName, u64)> {
         let able = self.voters().filter(|m| m.healthy && m.id != leader);
         let next = able.min_by_key(|m| !desired.members.contains_key(&m.name))?;
@@ -109,7 +109,7 @@ impl<'a> Cluster<'a> {
     }
 }
 
-/// The voters that clients are led to.
+/// The voters that clients connect to.
 pub(crate) fn serving(desired: &Desired, cluster: &Cluster<'_>) -> Option<BTreeMap<MemberName, IpAddr>> {
     let mut serving = BTreeMap::new();
     for member in desired.members.keys() {
@@ -128,7 +128,7 @@ fn answer(seen: &Seen<AgentSeen>) -> Option<(Timestamp, &EtcdStatus)> {
     }
 }
 
-/// Where a machine's etcd serves its peers.
+/// The URL at which a machine's etcd serves its peers.
 pub fn peer_url(seen: &Observation, member: &MemberName) -> Option<String> {
     let address = seen.machines.get()?.get(member)?.address?;
     Some(https_url(address, PEER_PORT))

@@ -1,4 +1,5 @@
-//! From the spec and the ledger to what etcd is to be: its part of the node config, its flags, its users, and what a restore begins from.
+//! Computes the desired state of etcd from the spec and the ledger: its part of the configuration, its flags, its users, and the start of a
+//! restore.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,26 +17,26 @@ use crate::model::{
 };
 use crate::spec::{CertificateLayout, ClusterSpec, MemberSpec};
 
-/// Where the agent finds root's password, below its root directory.
+/// The path of root's password, below the agent's root directory.
 pub const ROOT_PASSWORD_FILE: &str = "etc/quorate/root-password";
 const JWT_PRIVATE_FILE: &str = "etc/etcd/jwt.key";
 const JWT_PUBLIC_FILE: &str = "etc/etcd/jwt.pub";
 const SIMPLE: &str = "simple";
-/// The CAs that etcd trusts: of its peers, and of its clients. They are part of the node config, as etcd reads them only
-/// when it starts: another bundle is a reason to restart it.
+/// The CAs that etcd trusts, of peers and of clients. They are part of the configuration because etcd reads them only
+/// when it starts: a different bundle requires a restart.
 pub const PEER_TRUST_FILE: &str = "etc/etcd/peer-ca.crt";
 pub const CLIENT_TRUST_FILE: &str = "etc/etcd/client-ca.crt";
-/// The certificates of clients that etcd refuses. It reads them at each connection.
+/// The revoked client certificates. etcd reads the list at each connection.
 const CLIENT_CRL_FILE: &str = "etc/etcd/client.crl";
 pub(crate) const CLIENT_CRL_FLAG: &str = "client-crl-file";
 /// The same of peers.
 const PEER_CRL_FILE: &str = "etc/etcd/peer.crl";
 const PEER_CRL_FLAG: &str = "peer-crl-file";
 const DATA_DIRECTORY: &str = "var/lib/etcd";
-/// Where etcd publishes its release archives.
+/// The URL of etcd's release archives.
 const RELEASES: &str = "https://github.com/etcd-io/etcd/releases/download";
 
-/// What etcd is to trust where peers have a separate CA.
+/// The CAs that etcd should trust if peers have a separate CA.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Trust {
     peers: String,
@@ -49,7 +50,7 @@ impl Trust {
     }
 }
 
-/// A spec that names none never changes what a cluster has: another kind logs every client out and restarts every member.
+/// A spec without a token type never changes the one of an existing cluster: another type logs every client out and restarts every member.
 pub(crate) fn token_kind(spec: &ClusterSpec, ledger: &Ledger) -> TokenKind {
     match (spec.auth.token, &ledger.etcd.formed_with, spec.etcd.client_auth) {
         (Some(named), ..) => named,
@@ -89,7 +90,7 @@ pub(crate) fn form_with(spec: &ClusterSpec, ledger: &Ledger) -> FormedWith {
     }
 }
 
-/// As it was settled at formation; authentication that was turned on later counts as well.
+/// As set when the cluster was created, or turned on since.
 fn formed_with(ledger: &Ledger) -> Option<FormedWith> {
     let mut formed_with = ledger.etcd.formed_with.clone()?;
     if ledger.etcd.auth.users.contains_key("root") {
@@ -143,7 +144,7 @@ pub(crate) fn node_config(
     if let (Some(crl), Some(_), true) = (&ledger.issued.client_crl, &trust, signed_here) {
         let content = Secret::new(crl.clone());
         files.push(ConfigFile { hex: true, ..ConfigFile::text(CLIENT_CRL_FILE, 0o644, content) });
-        // A list of the operator's would take the place of this one. The spec check refuses it, but an older ledger may hold it.
+        // A list of the operator would replace quorate's. The spec check refuses it, but an older ledger may contain one.
         flags.insert(CLIENT_CRL_FLAG.to_owned(), format!("{ROOT}/{CLIENT_CRL_FILE}"));
     }
     if let (Some(crl), Some(_)) = (&ledger.issued.peer_crl, &trust) {
@@ -168,11 +169,11 @@ fn pod(spec: &ClusterSpec) -> Option<Pod> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Peers {
     OwnCa,
-    /// As in clusters that were created before peers had a separate CA: any user's certificate is valid on the peer port.
+    /// Like clusters that were created before peers had a separate CA: any user's certificate is valid on the peer port.
     CaOfClients,
 }
 
-/// The flags with which etcd runs, apart from those that matter only at its first start.
+/// etcd's flags, except those that matter only at its first start.
 pub fn etcd_flags(spec: &ClusterSpec, member: &MemberSpec, token: TokenKind, peers: Peers) -> BTreeMap<String, String> {
     let etcd = &spec.etcd;
     let layout = spec.tls.layout;
@@ -184,7 +185,7 @@ pub fn etcd_flags(spec: &ClusterSpec, member: &MemberSpec, token: TokenKind, pee
         (Peers::OwnCa, CertificateLayout::Standard) => {
             (CertificateUse::Peer, below_root(PEER_TRUST_FILE), below_root(CLIENT_TRUST_FILE))
         }
-        // The agent puts what the node config has as those files there too.
+        // The agent puts the configuration's content of those files there too.
         (Peers::OwnCa, CertificateLayout::Kubeadm) => (CertificateUse::Peer, in_pki(pki::PEER_CA), in_pki(pki::CA)),
         (Peers::CaOfClients, _) => (CertificateUse::Member, in_pki(pki::CA), in_pki(pki::CA)),
     };
@@ -227,7 +228,7 @@ pub fn etcd_flags(spec: &ClusterSpec, member: &MemberSpec, token: TokenKind, pee
     flags
 }
 
-/// Where etcd shows its metrics, besides its client port.
+/// The URL of etcd's metrics, in addition to its client port.
 pub(crate) fn metrics_url(spec: &ClusterSpec) -> Option<String> {
     spec.etcd.metrics.as_ref().map(|metrics| format!("http://{ADDRESS}:{}", metrics.port))
 }
@@ -239,7 +240,7 @@ fn compaction_mode(mode: CompactionMode) -> &'static str {
     }
 }
 
-/// Where the programs of the spec's etcd come from.
+/// The source of the etcd programs that the spec wants.
 pub fn binary(spec: &ClusterSpec, arch: &str) -> BinarySource {
     let version = spec.etcd.version;
     let archive = |base: &str| {
@@ -277,7 +278,7 @@ fn auth(spec: &ClusterSpec, ledger: &Ledger, brought: &Brought) -> AuthWish {
         let permissions = role.permissions.iter().map(permission).collect();
         (role.name.to_string(), permissions)
     });
-    // A PostgreSQL cluster that keeps Patroni's state here may touch its own keys and nothing else.
+    // A PostgreSQL cluster that keeps Patroni's state here may access only its own keys.
     let patroni_users = ledger.etcd.used_by.values().flat_map(DcsUser::logins).map(|(user, password)| {
         let password = Some(password_fingerprint(&ledger.cluster_id, password));
         (user.clone(), UserWish { roles: BTreeSet::from([user.clone()]), password })

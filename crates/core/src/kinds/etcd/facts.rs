@@ -12,28 +12,28 @@ pub struct EtcdFacts {
     pub binary: BinarySeen,
     pub service: ServiceState,
     pub data: DataSeen,
-    /// The last formation that etcd was started in here, remembered apart from the data: data that is gone while
-    /// this is set was lost.
+    /// The last bootstrap in which etcd was started here, stored separately from the data: if this is set and the data
+    /// is missing, it was lost.
     pub last_started: Option<Stamp>,
-    /// Whether the peer port answers; the next member of a formation may start then.
+    /// Whether the peer port answers; if so, the next member of a bootstrap may start.
     pub peer_serving: bool,
     pub status: Option<EtcdStatus>,
     /// How far the log on disk goes; reported while etcd does not run.
     pub log: Option<LogEnd>,
-    /// Why the log on disk cannot be read, where it cannot.
+    /// Why the log on disk cannot be read, if it cannot.
     #[serde(default)]
     pub log_damage: Option<String>,
     #[serde(default)]
     pub old_entries: OldEntries,
-    /// Set where etcd is kept from starting, since its peers remember more than its data holds.
+    /// Set if etcd is prevented from starting, because its peers know of later data than it holds.
     pub older: Option<OlderData>,
     /// The snapshot that is ready for a restore, next to the data.
     #[serde(default)]
     pub staged: Option<Staged>,
-    /// Which CAs etcd trusts. An agent that does not say is an older program.
+    /// The CAs that etcd trusts. Absent in the facts of older agents.
     #[serde(default)]
     pub trust: BTreeMap<TrustPlane, TrustSeen>,
-    /// What became of the last node config that the controller who asks has given.
+    /// The result of the last configuration that this controller sent.
     #[serde(default)]
     pub attempt: ConfigAttempt,
 }
@@ -45,7 +45,7 @@ pub struct Staged {
     pub bytes: u64,
 }
 
-/// The end of etcd's log on disk: the last entry, and up to where the member knew it to be agreed.
+/// The end of etcd's log on disk: the last entry, and the last one that the member knew to be committed.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct LogEnd {
     pub term: u64,
@@ -54,7 +54,7 @@ pub struct LogEnd {
 }
 
 impl LogEnd {
-    /// It is there, and how far it goes is not known yet.
+    /// It exists, and its end is not known yet.
     pub const UNREAD: LogEnd = LogEnd { term: 0, index: 0, commit: 0 };
 }
 
@@ -94,10 +94,10 @@ pub struct EtcdStatus {
     /// Zero: none is known.
     pub leader: u64,
     pub is_learner: bool,
-    /// A linearizable read was answered: this member has a quorum behind it.
+    /// A linearizable read was answered: this member has a quorum.
     pub healthy: bool,
     pub version: String,
-    /// What all members have agreed to speak, such as 3.6.0.
+    /// The cluster version, which all members have agreed on, such as 3.6.0.
     pub cluster_version: Option<String>,
     /// The minor version that the cluster is being downgraded to.
     pub downgrade_target: Option<String>,
@@ -114,7 +114,7 @@ pub struct EtcdStatus {
     pub auth: AuthLook,
 }
 
-/// etcd's list of members in short: the number of each, and whether it is a learner.
+/// etcd's member list in short: the ID of each member, and whether it is a learner.
 pub type Membership = BTreeMap<u64, bool>;
 
 /// One row of etcd's own member list.

@@ -1,6 +1,6 @@
-//! The command line flags of etcd: which release knows which, which of them quorate sets itself, and how a flag is
-//! written for a release that calls it otherwise. The tables come from etcd's sources; a test compares them with the
-//! `--help` of real binaries. It judges names, of flags and of feature gates, and whether a value is of the kind that its flag takes.
+//! The command line flags of etcd: which release has which flag, which flags quorate sets itself, and the name of a flag in releases
+//! that call it something else. The tables come from etcd's sources; a test compares them with the `--help` of real binaries. Checks
+//! the names of flags and feature gates, and whether a value has the type that its flag expects.
 
 mod kinds;
 mod renamed;
@@ -35,15 +35,15 @@ fn first_release(text: &str) -> Option<Version> {
     text.parse().or_else(|_| format!("{text}.0").parse()).ok()
 }
 
-/// What a release makes of a flag.
+/// How a release handles a flag.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Knowledge {
     Known,
     /// The release is newer than the table, so it may know the flag or not.
     Uncertain,
-    /// Other releases know it: for each minor, the first that does.
+    /// Only other releases know it: for each minor, the first that does.
     Elsewhere(Vec<Version>),
-    /// No release knows it. The nearest name that this release knows, when one is near.
+    /// No release knows it. A similar name that this release knows, if there is one.
     Unknown {
         nearest: Option<&'static str>,
     },
@@ -55,7 +55,7 @@ pub fn knowledge(name: &str, version: Version) -> Knowledge {
     if flag.is_some_and(|flag| flag.known_to(version)) {
         return Knowledge::Known;
     }
-    // The table was made from the newest releases that are known. It lacks what a later one added.
+    // The table was created from the newest known releases. It lacks flags that a later one added.
     if versions::newest_before(version).is_some() {
         return Knowledge::Uncertain;
     }
@@ -80,8 +80,8 @@ impl Flag {
     }
 }
 
-/// Flags that quorate sets or must not be set, by name or by the beginning of the name, and what to do instead.
-/// The first that fits is taken.
+/// Flags that quorate sets itself or that must not be set, by name or prefix, and what to do instead. The first match
+/// applies.
 const MANAGED: [(&str, &str); 42] = [
     ("name", "it is the member's `name`"),
     ("data-dir", "quorate places the data directory"),
@@ -114,10 +114,10 @@ const MANAGED: [(&str, &str); 42] = [
     ("heartbeat-interval", "use `heartbeat`"),
     ("election-timeout", "use `election`"),
     ("auth-token", "use `token` under `auth`"),
-    ("force-new-cluster", "it is a means of recovery, never a setting"),
+    ("force-new-cluster", "it is for recovery, not a setting"),
     ("config-file", "etcd would then ignore every other flag"),
-    ("discovery*", "the spec names every member, so nothing is to be discovered"),
-    ("proxy*", "the v2 proxy is no member"),
+    ("discovery*", "the spec names every member, so discovery is not needed"),
+    ("proxy*", "a v2 proxy is not a member"),
     ("enable-v2", "quorate keeps only the v3 API"),
     ("experimental-enable-v2v3", "quorate keeps only the v3 API"),
     ("log-output*", "quorate places the log: see `quorate logs`"),

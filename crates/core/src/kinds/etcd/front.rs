@@ -1,7 +1,8 @@
-//! Fronts: one address in front of a cluster, on members or on machines of their own. What a spec says of them, and what each gets to know.
+//! Fronts: one address in front of a cluster, on members or on separate machines. The settings in the spec, and the configuration of each
+//! front.
 //!
-//! A front knows where members are, whom to trust and whom to refuse, and has nothing that opens anything: no key of a CA, no password, and
-//! no certificate with a user's name.
+//! A front has the addresses of members, the CA to trust and the certificates to refuse. It has no CA key, no password, and no certificate
+//! with a user's name.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -24,7 +25,7 @@ pub const CONFIG_FILE: &str = "etc/front/front.json";
 pub const CONFIG_NAME: &str = "front.json";
 /// A link to the front's certificate and key, `front.crt` and `front.key`.
 pub const PKI_DIRECTORY: &str = "etc/front/pki";
-/// Members that get no new connections, and until when. The agent writes it.
+/// Members that get no new connections, with an end time. The agent writes it.
 pub const DRAINED_FILE: &str = "etc/front/drained.json";
 pub const DRAINED_NAME: &str = "drained.json";
 const PORT_ON_MACHINES: u16 = 2379;
@@ -34,13 +35,13 @@ const PORT_ON_MEMBERS: u16 = 2378;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Front {
-    /// The port for clients. If absent, 2379 on separate machines, and 2378 on members, whose etcd has 2379.
+    /// The port for clients. If absent, 2379 on separate machines, and 2378 on members, because etcd uses 2379 there.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub port: Option<u16>,
     /// The members that it runs on. If absent, all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub members: Option<Vec<Name>>,
-    /// Machines that run it and nothing else. If absent, it runs on members.
+    /// Separate machines for it. If absent, it runs on members.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub machines: Option<Vec<MemberSpec>>,
     /// Where new connections go: to all members in turn (`spread`), or to the leader while it serves (`leader`).
@@ -58,7 +59,7 @@ pub struct Front {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Prefer {
-    /// To all members that serve, in turn.
+    /// To all serving members in turn.
     #[default]
     Spread,
     /// To the leader, while it serves.
@@ -106,7 +107,7 @@ pub struct Told {
     pub cluster: String,
     /// Names and addresses that clients use, besides that of its machine.
     pub names: BTreeSet<String>,
-    /// Whoever may serve, members that leave and former machines included: which of them serves is the front's to find out.
+    /// Every member that may serve, including members that are leaving and former machines. The front finds out which ones do.
     pub members: BTreeMap<MemberName, IpAddr>,
     /// The CA of clients and of what members show to clients.
     pub ca: Option<String>,
@@ -115,11 +116,11 @@ pub struct Told {
     /// Their serial numbers.
     pub refused: BTreeSet<String>,
     pub client_auth: ClientAuth,
-    /// Whether etcd asks clients who they are.
+    /// Whether etcd authenticates clients.
     pub authenticates: bool,
 }
 
-/// What a front is to run with on a machine. `None`: there is to be none.
+/// The configuration of a front on a machine. `None`: there is none.
 pub(crate) fn service(spec: &ClusterSpec) -> Option<ServiceConfig> {
     let front = spec.etcd.front.as_ref()?;
     let runs = Runs::Front(FrontService {
@@ -164,7 +165,7 @@ pub(crate) fn add_to(config: &mut NodeConfig, spec: &ClusterSpec, ledger: &Ledge
     }
 }
 
-/// Where members are, as the ledger knows. Nobody is led to a cluster that is being created.
+/// The addresses of members, from the ledger. Empty while the cluster is being created.
 pub(crate) fn servers(ledger: &Ledger) -> BTreeMap<MemberName, IpAddr> {
     match ledger.spec.etcd.front.is_some() && ledger.etcd.formation.is_formed() {
         true => ledger.addresses(),
@@ -172,15 +173,15 @@ pub(crate) fn servers(ledger: &Ledger) -> BTreeMap<MemberName, IpAddr> {
     }
 }
 
-/// A client that comes through a front knows the address of the front, and sees the certificate of the member behind it.
+/// A client that connects through a front uses the front's address, and sees the certificate of the member behind it.
 pub(crate) fn proxied_addresses(spec: &ClusterSpec, ledger: &Ledger) -> BTreeSet<IpAddr> {
     let Some(front) = &spec.etcd.front else { return BTreeSet::new() };
     let members = ledger.addresses().into_iter().filter(|(name, _)| front.runs_on(name.seat()));
     members.map(|(_, address)| address).chain(ledger.proxy_addresses(spec)).collect()
 }
 
-/// The machines that get a certificate for their front. The CA of clients signs it. It names no user, so it is worth nothing before etcd asks
-/// clients who they are, and no front gets one before that. Nor while peers trust the same CA: it would open their port.
+/// The machines that get a certificate for their front, signed by the CA of clients. It names no user, so it has no permissions once etcd
+/// authenticates clients; no front gets one before that. Nor while peers trust the same CA, because it would be accepted on their port.
 pub(crate) fn with_certificates(spec: &ClusterSpec, ledger: &Ledger) -> BTreeSet<MemberName> {
     let Some(front) = &spec.etcd.front else { return BTreeSet::new() };
     let (client, peers) = (&ledger.authorities.client, &ledger.authorities.peer);
@@ -195,7 +196,7 @@ pub(crate) fn with_certificates(spec: &ClusterSpec, ledger: &Ledger) -> BTreeSet
     members.map(|member| member.name.as_str().into()).chain(proxies).collect()
 }
 
-/// Whose logs a machine with a front sends, besides those that all send.
+/// The additional logs that a machine with a front sends.
 pub(crate) fn logs(settings: &LogForwarding, spec: &ClusterSpec, member: &MemberSpec) -> Vec<ServiceLog> {
     let Some(front) = &spec.etcd.front else { return Vec::new() };
     let log = |service: &str, tag: &String| ServiceLog {

@@ -1,7 +1,7 @@
-//! How far revisions may go. Rules, messages and agents count with the same numbers.
+//! Limits of revisions, shared by rules, messages and agents.
 
-/// No revision and no log index is believed beyond this: a million writes a second take 146,000 years. etcd counts both in 63 bits, and
-/// a restore must still go above.
+/// Larger revisions and log indexes are not believed: at a million writes a second, this is reached after 146,000 years. etcd counts
+/// both in 63 bits, and a restore must still go above.
 pub const MAX_REVISION: u64 = 1 << 62;
 
 /// How far above every revision ever seen a restored or recovered cluster begins.

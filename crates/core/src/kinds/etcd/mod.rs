@@ -1,5 +1,5 @@
-//! etcd: its settings and flags, its versions, its users, how a cluster is formed, changed, recovered and restored, and what keeps its data
-//! and its quorum safe.
+//! etcd: its settings and flags, versions and users; how a cluster is bootstrapped, changed, recovered and restored; and the rules that
+//! protect its data and quorum.
 
 pub(crate) mod check;
 pub mod cluster;

@@ -1,8 +1,8 @@
-//! Names and places of etcd's certificates on a machine, in quorate's layout and in kubeadm's.
+//! Names and paths of etcd's certificates on a machine, in quorate's layout and in kubeadm's.
 //!
-//! kubeadm has one CA for etcd's servers, peers and clients. Here peers have a separate CA, because with one CA for both any client's
-//! certificate would be valid on the peer port. So `ca.crt` is the CA of servers and clients, which is what a control plane is given under
-//! this name, and the CA of peers, which nobody but members needs, is `peer-ca.crt` next to it. The keys of CAs are on no machine.
+//! kubeadm has one CA for etcd's servers, peers and clients. Here peers have a separate CA, because with a shared one any client's
+//! certificate would be valid on the peer port. `ca.crt` is the CA of servers and clients, which a control plane expects under this name.
+//! The CA of peers, which only members need, is `peer-ca.crt` next to it. No machine has the key of a CA.
 
 use crate::model::CertificateUse;
 use crate::spec::CertificateLayout;

@@ -1,4 +1,4 @@
-//! etcd as a static pod of a kubelet: what a spec says of it, and what the name of an image says of the etcd in it.
+//! etcd as a static pod of a kubelet: its settings in the spec, and the etcd version that an image's name shows.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::Version;
 
-/// Where kubeadm has the kubelet look.
+/// The directory in kubeadm's configuration of the kubelet.
 const MANIFESTS: &str = "/etc/kubernetes/manifests";
 
 /// What runs etcd on its machine.
@@ -71,7 +71,7 @@ fn version_in(tag: &str) -> Option<Version> {
     if is_preview { None } else { version.strip_prefix('v').unwrap_or(version).parse().ok() }
 }
 
-/// Whether a path is absolute and leads straight to where it says.
+/// Whether a path is absolute and has no `.` or `..`.
 pub(crate) fn is_plain(path: &Path) -> bool {
     let mut parts = path.components();
     parts.next() == Some(Component::RootDir) && parts.all(|part| matches!(part, Component::Normal(_)))

@@ -1,4 +1,4 @@
-//! From where etcd's ports may be reached.
+//! The source addresses that may connect to etcd's ports.
 
 use crate::model::{Audience, CLIENT_PORT, FirewallConfig, HEALTH_PORT, NodeConfig, Opening, PEER_PORT};
 

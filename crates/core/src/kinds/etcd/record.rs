@@ -1,4 +1,4 @@
-//! What the ledger keeps of a cluster of etcd.
+//! The part of the ledger that only etcd clusters have.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -15,19 +15,19 @@ use crate::model::{Consent, MemberName, address_in};
 #[serde(default)]
 pub struct Record {
     pub formation: Formation,
-    /// Tokens of formations that were given up before any client could write: only their data may be wiped.
+    /// Tokens of bootstraps that were abandoned before any client could write: only their data may be wiped.
     pub abandoned: BTreeSet<String>,
-    /// What was settled when the cluster was formed.
+    /// Settings that are fixed when the cluster is created.
     pub formed_with: Option<FormedWith>,
-    /// When the membership was last changed: only what was seen later may lead to the next change.
+    /// When the membership was last changed. Only a later observation may lead to the next change.
     pub last_change: Option<Timestamp>,
-    /// The operator's request to recover from the loss of the majority, and what may be lost with it.
+    /// The operator's request to recover from the loss of the majority, and what may be lost.
     pub recovery: Option<RecoveryRequest>,
-    /// The confirmation under which the cluster was recovered, until all members that are wanted vote again.
+    /// The confirmation of the recovery, until all wanted members vote again.
     pub recovered: Option<Consent>,
     /// The operator's confirmation that the data of all members is replaced, and by what.
     pub restore: Option<RestoreWish>,
-    /// What the cluster is to be restored from, if it did not exist yet when that was confirmed. This outlives the request, so no empty
+    /// The source of a restore into a cluster that did not exist when the restore was confirmed. This outlives the request, so no empty
     /// cluster is created instead.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub awaits_restore: Option<String>,
@@ -73,7 +73,7 @@ impl Record {
         if let Some(JwtKeys { private, public: _ }) = jwt {
             visit(private.expose_mut());
         }
-        // A fingerprint is enough to try passwords against.
+        // A fingerprint is enough to test guessed passwords.
         for OwnedUser { password, adopted: _ } in users.values_mut() {
             password.iter_mut().for_each(&mut *visit);
         }
@@ -91,7 +91,7 @@ pub struct FormedWith {
     pub token: String,
 }
 
-/// Clusters of a ledger that does not say were formed when there was no other.
+/// Older ledgers do not have this field; all clusters of that time had the same type.
 fn first_token() -> String {
     String::from("simple")
 }
@@ -101,12 +101,12 @@ fn first_token() -> String {
 pub struct RecoveryRequest {
     #[serde(flatten)]
     pub consent: Consent,
-    /// Absent where an older quorate wrote it: such a request only lets a recovery continue that has begun.
+    /// Absent in requests of an older quorate: such a request only continues a recovery that has begun.
     #[serde(default)]
     pub of: Option<LostMajority>,
 }
 
-/// What was left of a cluster when its recovery was confirmed.
+/// What was left of the cluster when its recovery was confirmed.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct LostMajority {
     /// The formation whose majority is lost.
@@ -133,13 +133,13 @@ pub struct RestoreWish {
     pub source: String,
     /// Raised by one with each restore that is asked for.
     pub epoch: u64,
-    /// By how much the revision goes up, once the snapshot was verified with this.
+    /// By how much the revision is raised; set once the snapshot was verified with it.
     #[serde(default)]
     pub bump_revision: Option<u64>,
 }
 
-/// How far the cluster has come into being. It goes forward only; back from `Forming` to `Unformed` while no client
-/// can have written, and from anywhere to `Restoring` once it is confirmed.
+/// The state of the bootstrap. It moves forward only; back from `Forming` to `Unformed` while no client can have
+/// written, and from any state to `Restoring` after confirmation.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Formation {
@@ -156,23 +156,23 @@ pub enum Formation {
         etcd_cluster_id: u64,
         members: BTreeMap<MemberName, FormingMember>,
     },
-    /// The majority of the formation `was` is lost, and a new one begins from what one survivor holds. `members` are those
-    /// of the lost one.
+    /// The majority of the bootstrap `was` is lost, and a new one begins with one survivor's data. `members` are those of
+    /// the lost one.
     Recovering {
         was: String,
         token: String,
         from: MemberName,
         members: BTreeMap<MemberName, FormingMember>,
     },
-    /// All wanted members are restored from one snapshot, which each of them has. `was` is the formation that is given up for it,
-    /// where there was one.
+    /// All wanted members are restored from one snapshot, which each of them has. `was` is the bootstrap that it replaces, if
+    /// there was one.
     Restoring {
         was: Option<String>,
         token: String,
         members: BTreeMap<MemberName, FormingMember>,
         /// Of the snapshot.
         sha256: String,
-        /// By how much its revision goes up.
+        /// By how much its revision is raised.
         bump_revision: u64,
     },
 }
@@ -244,7 +244,7 @@ impl FormingMember {
 pub struct AuthRecord {
     pub root_password: Option<Secret>,
     pub jwt: Option<JwtKeys>,
-    /// What quorate itself made, and may therefore remove.
+    /// What quorate itself created, and may therefore remove.
     pub users: BTreeMap<String, OwnedUser>,
     pub roles: BTreeSet<String>,
 }
@@ -259,7 +259,7 @@ pub struct JwtKeys {
 pub struct OwnedUser {
     /// Of the password last set.
     pub password: Option<String>,
-    /// Another tool made the user: its password is kept as declared, and it is never removed.
+    /// Another tool created the user: its password is kept as declared, and it is never removed.
     #[serde(default)]
     pub adopted: bool,
 }

@@ -1,4 +1,4 @@
-//! What the ledger records of etcd: before and after a step, and of what an observation shows.
+//! What the ledger records about etcd: before and after each step, and from observations.
 
 use std::collections::BTreeSet;
 
@@ -15,13 +15,13 @@ use crate::planner::safety::reboots::{self, Progress};
 /// Revisions that differ by less are not worth a write to the ledger.
 const NEAR: u64 = 10_000;
 
-/// Writes what must be known before the step is done. Says whether the ledger changed.
+/// Records what must be known before the step. Returns whether the ledger changed.
 pub(crate) fn before(ledger: &mut Ledger, desired: &Desired, action: &Action, now: Timestamp) -> bool {
     match action {
         Action::RecordRecovery { was, token, from } => recovering(ledger, was, token, from),
         Action::RecordRestoring { was, token, members, sha256, bump_revision } => {
             let Some(wish) = ledger.etcd.restore.as_ref().filter(|wish| wish.sha256 == *sha256) else { return false };
-            // Should this attempt be given up after clients saw it, the next one begins above it.
+            // If this attempt is abandoned after clients saw it, the next one begins above it.
             let begins_at = wish.revision.saturating_add(*bump_revision);
             ledger.etcd.highest_revision = safety::revision::remembered(ledger.etcd.highest_revision).max(begins_at);
             ledger.etcd.formation = Formation::Restoring {
@@ -60,7 +60,7 @@ pub(crate) fn before(ledger: &mut Ledger, desired: &Desired, action: &Action, no
     }
 }
 
-/// Writes what only holds once the step is done. Says whether the ledger changed.
+/// Records what is true only after the step. Returns whether the ledger changed.
 pub(crate) fn after(ledger: &mut Ledger, desired: &Desired, action: &Action, now: Timestamp) -> bool {
     match action {
         Action::AddLearner { .. } => {
@@ -81,7 +81,7 @@ pub(crate) fn after(ledger: &mut Ledger, desired: &Desired, action: &Action, now
             if let Formation::Formed { members, .. } = &mut ledger.etcd.formation {
                 members.remove(member);
             }
-            // Its machine is of no use any more: should the member come back, it begins on another.
+            // Its machine is useless now: if the member returns, it gets another one.
             if ledger.members.contains_key(member) {
                 raise_incarnation(ledger, member);
             }
@@ -90,7 +90,7 @@ pub(crate) fn after(ledger: &mut Ledger, desired: &Desired, action: &Action, now
             }
             true
         }
-        // A controller that was killed between a removal and this knew better than the ledger.
+        // A controller that was killed between a removal and this record knew better than the ledger.
         Action::DestroyMachine { member, data: Data::Goes } => match &mut ledger.etcd.formation {
             Formation::Formed { members, .. } => members.remove(member).is_some(),
             _ => false,
@@ -121,7 +121,7 @@ pub(crate) fn sighting(ledger: &mut Ledger, desired: &Desired, seen: &Observatio
         if let Formation::Formed { members, .. } = &mut ledger.etcd.formation
             && safety::is_fresh(desired, &cluster)
         {
-            // Who was removed in a step that was cut short. One that is wanted may be about to join.
+            // A member that was removed in an interrupted step. A wanted one may be about to join.
             members.retain(|name, _| desired.members.contains_key(name) || cluster.get(name).is_some());
             for listed in cluster.listed.iter() {
                 if let Some(known) = members.get_mut(&listed.name) {
@@ -133,7 +133,7 @@ pub(crate) fn sighting(ledger: &mut Ledger, desired: &Desired, seen: &Observatio
             ledger.etcd.recovered = None;
         }
         let highest = safety::revision::told(statuses.iter().copied()).unwrap_or(0);
-        // Every write moves it; what is noted must only be near.
+        // Every write changes it; the recorded value only has to be close.
         let noted = safety::revision::remembered(ledger.etcd.highest_revision);
         if highest > noted.saturating_add(NEAR) || noted != ledger.etcd.highest_revision {
             ledger.etcd.highest_revision = highest.max(noted);
@@ -149,7 +149,7 @@ pub(crate) fn sighting(ledger: &mut Ledger, desired: &Desired, seen: &Observatio
     }
 }
 
-/// A recovery or a restore that has begun is neither done nor refused, and continues.
+/// A recovery or a restore that has begun is neither done nor refused; it continues.
 pub(crate) fn answered(ledger: &mut Ledger) {
     if !matches!(ledger.etcd.formation, Formation::Recovering { .. }) {
         ledger.etcd.recovery = None;
@@ -159,7 +159,7 @@ pub(crate) fn answered(ledger: &mut Ledger) {
     }
 }
 
-/// A renewal is over when its data was seen on the new machine, which is the member's from then on.
+/// A renewal is complete when its data was seen on the new machine, which belongs to the member from then on.
 fn end_renewals(ledger: &mut Ledger, desired: &Desired, seen: &Observation) {
     let Formation::Formed { token, members, .. } = &mut ledger.etcd.formation else { return };
     for (member, known) in members {
@@ -232,7 +232,7 @@ fn formed(ledger: &mut Ledger, desired: &Desired, etcd_cluster_id: u64) -> bool 
         settle(ledger, desired);
         (ledger.etcd.restore, ledger.etcd.recovery, ledger.etcd.recovered) = (None, None, None);
         ledger.etcd.awaits_restore = None;
-        // Users came back with the data, and with the passwords that they had then.
+        // Users came back with the data, and with the passwords of that time.
         for (user, owned) in &mut ledger.etcd.auth.users {
             if user != "root" {
                 owned.password = None;

@@ -1,4 +1,4 @@
-//! What a spec says of etcd: its settings, and its users and roles.
+//! The spec of etcd: its settings, users and roles.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -198,7 +198,7 @@ pub struct AutoCompaction {
 }
 
 impl AutoCompaction {
-    /// What is kept; 1000 when the spec does not say.
+    /// What is kept; 1000 by default.
     pub fn retention(&self) -> Retention {
         self.retention.unwrap_or(Retention::Number(1000))
     }
@@ -217,7 +217,7 @@ pub enum CompactionMode {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ClientAuth {
-    /// With a client certificate, whose common name is the user.
+    /// With a client certificate. Its common name is the user.
     #[default]
     Certificate,
     /// With user and password over TLS, without a client certificate.

@@ -1,6 +1,6 @@
-//! What is known about etcd releases: which are refused or warned about, which have authorization holes, and the
-//! published checksums; and the way from one release to another. Every rule is a row of a table, so that a new finding is
-//! a new row. Knows releases only, never a cluster.
+//! Facts about etcd releases: which are refused, which get a warning, which have authorization bugs, and the published
+//! checksums; and the paths from one release to another. Every rule is a row of a table, so a new finding is a new row.
+//! Knows only releases, never a cluster.
 
 mod path;
 
@@ -24,11 +24,11 @@ pub fn newest_before(version: Version) -> Option<Version> {
     NEWEST.iter().find(same_minor).copied().filter(|newest| *newest < version)
 }
 
-/// What quorate thinks of running a release.
+/// quorate's verdict on a release.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Gate {
     Fine,
-    /// It runs, and the operator should know these things.
+    /// It can run, with these warnings.
     Warned(Vec<String>),
     Refused(String),
 }
@@ -60,11 +60,11 @@ const DEFECTS: [Defect; 9] = [
     defect(6, 0, 12, MEMBER_UPDATE),
 ];
 
-/// Whether a cluster may be asked to run this release.
+/// Whether a cluster may run this release.
 pub fn gate(version: Version) -> Gate {
     if version.major != 3 || !KNOWN_MINORS.contains(&version.minor) {
         return Gate::Refused(format!(
-            "etcd {version} is not known to this quorate, which knows 3.4, 3.5, 3.6 and 3.7"
+            "etcd {version} is not supported by this quorate: it supports 3.4, 3.5, 3.6 and 3.7"
         ));
     }
     if version.minor == 5 && version.patch <= 2 {
@@ -81,7 +81,7 @@ pub fn gate(version: Version) -> Gate {
     if warnings.is_empty() { Gate::Fine } else { Gate::Warned(warnings) }
 }
 
-/// Ways around etcd's authorization that a release is known to have.
+/// Known authorization bypasses of a release.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AuthorizationHoles {
     pub what: &'static str,
@@ -89,7 +89,7 @@ pub struct AuthorizationHoles {
     pub fixed_in: Version,
 }
 
-/// What anyone who reaches the client port can do there, in releases where `open_without_login` names another.
+/// What clients without a login can do, in releases before the one named by `open_without_login`.
 pub const OPEN_WITHOUT_LOGIN: &str = "anyone who reaches the client port can list members, read status and alarms, list and grant \
                                       leases, compact revisions and move the leader without a login";
 

@@ -1,4 +1,4 @@
-//! What a cluster of etcd should be, beyond what every cluster is.
+//! The desired state of an etcd cluster, in addition to what all clusters share.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,18 +9,18 @@ use super::{AuthRecord, Formation, FormedWith, LostMajority, Permission};
 #[derive(Clone, PartialEq, Debug)]
 pub struct Wish {
     pub formation: Formation,
-    /// Tokens of formations that were given up before any client could write.
+    /// Tokens of bootstraps that were abandoned before any client could write.
     pub abandoned: BTreeSet<String>,
-    /// What is settled at formation, as the spec has it now and as it was then.
+    /// Settings that are fixed at creation, from the spec and from the ledger.
     pub form_with: FormedWith,
     pub formed_with: Option<FormedWith>,
-    /// The token of the next formation, should there be one; its end is random.
+    /// The token of the next bootstrap, if there is one; it has a random suffix.
     pub next_token: String,
     /// When the membership was last changed.
     pub last_change: Option<Timestamp>,
     /// The operator confirmed that the majority is lost permanently.
     pub recovery: bool,
-    /// What was left when that was confirmed. Absent: a recovery that has begun continues, none begins.
+    /// What was left when that was confirmed. If absent, a recovery that has begun continues, and none begins.
     pub recovery_of: Option<LostMajority>,
     /// The operator confirmed that the data of all members is replaced.
     pub restore: Option<Restore>,
@@ -38,7 +38,7 @@ pub struct Restore {
     pub bytes: u64,
     /// The revision that the snapshot ends at.
     pub revision: u64,
-    /// By how much its revision goes up, once it was verified with this.
+    /// By how much its revision is raised; set once it was verified with this.
     pub bump_revision: Option<u64>,
     /// Where it is from, in words.
     pub source: String,

@@ -1,4 +1,4 @@
-//! What is known of a backup of PostgreSQL: what pgBackRest took, and what a restore of it showed.
+//! What is recorded about a backup of PostgreSQL: what pgBackRest stored, and the result of restoring it.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! Checks of a cluster of PostgreSQL: its etcd, its members, and what Patroni would refuse, change silently or overwrite.
+//! Checks of a PostgreSQL cluster: its etcd, its members, and settings that Patroni would refuse, silently change or overwrite.
 
 use super::parameters::{self, Wrong};
 use super::spec::{Dcs, Haproxy, Pgbouncer, PostgresSettings, Synchronous, Tags, WatchdogMode};
@@ -12,14 +12,14 @@ use crate::spec::{
     ClusterSpec, Destination, Firewall, HostFacts, Kind, MemberSpec, Millis, Name, S3Destination, Size, Spec,
 };
 
-/// Patroni raises smaller values to these without a word.
+/// Patroni silently raises smaller values to these.
 const SHORTEST_TTL: Millis = Millis(20_000);
 const SHORTEST_LOOP: Millis = Millis(1_000);
 const SHORTEST_RETRY: Millis = Millis(3_000);
 /// PostgreSQL's limit for the name of a slot, and Patroni's default for how many there are.
 const LONGEST_SLOT: usize = 63;
 const USUAL_SLOTS: usize = 10;
-/// Parameters that quorate sets where the cluster has backups.
+/// Parameters that quorate sets in clusters with backups.
 const OF_BACKUPS: [&str; 3] = ["archive_mode", "archive_command", "archive_library"];
 
 pub(crate) fn check(cluster: &Cluster, all: &Spec, host: &HostFacts, found: &mut Findings) {
@@ -47,10 +47,10 @@ pub(crate) fn check(cluster: &Cluster, all: &Spec, host: &HostFacts, found: &mut
     }
 }
 
-/// Ports that are taken on every member, and by whom. On a separate machine, only the agent's port is taken.
+/// Reserved ports on every member, with their owners. On a separate machine, only the agent's port is reserved.
 const TAKEN: [(u16, &str); 4] =
     [(CLIENT_PORT, "PostgreSQL"), (REST_PORT, "Patroni"), (BACKUP_PORT, "pgBackRest"), (AGENT_PORT, "quorate's agent")];
-/// What PostgreSQL and Patroni take if no parameter says otherwise.
+/// The defaults of PostgreSQL and Patroni.
 const USUAL_CONNECTIONS: u32 = 100;
 const SHORTEST_CHECK: Millis = Millis(200);
 const LONGEST_DRAIN: Millis = Millis(300_000);
@@ -100,7 +100,7 @@ fn proxy(cluster: &Cluster, haproxy: &Haproxy, found: &mut Findings) {
     }
 }
 
-/// Machines of their own. Their names and addresses are checked with those of members.
+/// Separate machines. Their names and addresses are checked together with those of members.
 fn proxy_machines(cluster: &Cluster, haproxy: &Haproxy, machines: &[MemberSpec], found: &mut Findings) {
     let at = |field: &str| cluster.at(&format!("postgres.haproxy.{field}"));
     if machines.is_empty() {
@@ -178,7 +178,7 @@ pub(crate) fn refuse_tags(cluster: &Cluster, found: &mut Findings) {
     }
 }
 
-/// What belongs to the etcd cluster, not to this one.
+/// Settings that belong to the etcd cluster, not to this one.
 fn sections(cluster: &Cluster, found: &mut Findings) {
     let hint = "set it in the etcd cluster that `postgres.dcs` names";
     if cluster.spec.etcd != EtcdSettings::default() {
@@ -190,7 +190,7 @@ fn sections(cluster: &Cluster, found: &mut Findings) {
     }
 }
 
-/// What pgBackRest cannot do, and what would disturb it.
+/// Settings that pgBackRest does not support, or that would disturb it.
 fn backup(cluster: &Cluster, postgres: &PostgresSettings, found: &mut Findings) {
     let Some(backup) = &cluster.spec.backup else { return };
     if backup.bandwidth.is_some() {
@@ -271,7 +271,7 @@ fn other_etcd(cluster: &Cluster, dcs: &Dcs, found: &mut Findings) {
     WayIn { certificate, password }.check(at, found);
 }
 
-/// The etcd cluster, where it is in the same file. One that is not is checked when the plan is made.
+/// The etcd cluster, if it is in the same file. Otherwise it is checked when the plan is created.
 fn own_etcd(cluster: &Cluster, name: &Name, all: &Spec, found: &mut Findings) {
     let at = cluster.at("postgres.dcs.cluster");
     let Some(etcd) = all.clusters.iter().find(|other| other.name == *name) else { return };
@@ -292,11 +292,11 @@ pub struct Unusable {
     pub hint: &'static str,
 }
 
-/// Patroni speaks to etcd's JSON gateway and logs in with a password. etcd refuses certificates with a common name there.
+/// Patroni uses etcd's JSON gateway and logs in with a password. etcd refuses certificates with a common name there.
 pub fn can_serve(etcd: &ClusterSpec) -> Result<(), Unusable> {
     let unusable = |field, why, hint| Err(Unusable { field, why, hint });
     if !etcd.etcd.grpc_gateway {
-        let why = "its gRPC gateway is off, and Patroni speaks to nothing else";
+        let why = "its gRPC gateway is off, and Patroni uses no other API";
         return unusable("etcd.grpc_gateway", why, "set `grpc_gateway: true`");
     }
     let why_not = match etcd.etcd.client_auth {
@@ -320,7 +320,7 @@ pub fn can_serve(etcd: &ClusterSpec) -> Result<(), Unusable> {
     Ok(())
 }
 
-/// Patroni refuses or changes such settings without a word.
+/// Settings that Patroni silently refuses or changes.
 fn timing(cluster: &Cluster, postgres: &PostgresSettings, found: &mut Findings) {
     let patroni = &postgres.patroni;
     let least = [
@@ -357,7 +357,7 @@ fn timing(cluster: &Cluster, postgres: &PostgresSettings, found: &mut Findings) 
     }
 }
 
-/// What machines run next to PostgreSQL.
+/// Services next to PostgreSQL.
 fn next_to_it(cluster: &Cluster, found: &mut Findings) {
     let Some(host) = cluster.spec.host.as_ref().filter(|_| machines(cluster) != MachineKind::Process) else { return };
     let Firewall { enabled, clients_from, peers_from, .. } = &host.firewall;
@@ -374,7 +374,7 @@ fn machines(cluster: &Cluster) -> MachineKind {
     cluster.spec.provider.settings().machines()
 }
 
-/// The watchdog is to reset the machine before another member can be the primary, and not before Patroni could reset the watchdog.
+/// The watchdog must reset the machine before another member can become the primary, but not before Patroni had time to reset the watchdog.
 fn watchdog(cluster: &Cluster, postgres: &PostgresSettings, found: &mut Findings) {
     let (patroni, watchdog) = (&postgres.patroni, &postgres.patroni.watchdog);
     if watchdog.mode == WatchdogMode::Off {
@@ -417,7 +417,7 @@ fn tags(cluster: &Cluster, postgres: &PostgresSettings, found: &mut Findings) {
     for (index, member) in members.iter().enumerate() {
         let Some(tags) = &member.tags else { continue };
         if tags.nofailover && tags.failover_priority.is_some_and(|priority| priority > 0) {
-            let message = format!("`{}` is never to become the primary, and has a priority for it", member.name);
+            let message = format!("`{}` can never become the primary, but has a priority for it", member.name);
             let at = cluster.at(&format!("members[{index}].tags.failover_priority"));
             found.error(at, message, "leave out one of the two");
         }
@@ -510,7 +510,7 @@ fn parameters(cluster: &Cluster, postgres: &PostgresSettings, host: &HostFacts, 
     memory(cluster, postgres, host, found);
 }
 
-/// Without `strict` nobody was promised every commit, so it is not refused.
+/// Without `strict` there is no promise to keep every commit, so it is not refused.
 fn confirmed_early(at: String, value: &str, synchronous: &Synchronous, found: &mut Findings) {
     match reserved::confirms_early(value, synchronous) {
         Some(Wrong { message, hint }) if synchronous.strict => found.error(at, message, hint),
@@ -566,7 +566,7 @@ fn catalog(cluster: &Cluster, postgres: &PostgresSettings, found: &mut Findings)
     found.repeated(postgres.users.iter().map(|user| &user.name), at, |name| format!("the user `{name}`"));
     for (index, user) in postgres.users.iter().enumerate() {
         if [SUPERUSER, REPLICATOR, REWINDER].contains(&user.name.as_str()) {
-            let message = format!("`{}` is a user of quorate's own", user.name);
+            let message = format!("`{}` is reserved for quorate", user.name);
             found.error(at(index), message, "choose another name");
         }
     }
@@ -577,7 +577,7 @@ fn catalog(cluster: &Cluster, postgres: &PostgresSettings, found: &mut Findings)
     for (index, database) in postgres.databases.iter().enumerate() {
         let Some(owner) = &database.owner else { continue };
         if !postgres.users.iter().any(|user| user.name == *owner) {
-            let message = format!("database `{}` is to be owned by `{owner}`, who is not declared", database.name);
+            let message = format!("database `{}` should be owned by `{owner}`, which is not declared", database.name);
             let hint = "add the user to `postgres.users`";
             found.error(cluster.at(&format!("postgres.databases[{index}].owner")), message, hint);
         }

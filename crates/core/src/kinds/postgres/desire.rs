@@ -1,5 +1,5 @@
-//! From the spec and the ledger to what PostgreSQL is to be: Patroni's configuration on each machine, and the one that all members share
-//! in the DCS.
+//! Computes the desired state of PostgreSQL from the spec and the ledger: Patroni's configuration on each machine, and the shared one in
+//! the DCS.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -22,9 +22,9 @@ use crate::spec::{ClusterSpec, LogForwarding, MemberSpec, Millis};
 
 /// The certificates of a member: `member` to clients, `peer` to other members and to Patroni's REST API, and `ca.crt` of clients.
 pub const PKI_DIRECTORY: &str = "etc/patroni/pki";
-/// The CA of members: who shows a certificate of it may replicate and command Patroni.
+/// The CA of members: clients with a certificate of it may replicate and command Patroni.
 pub const PEER_TRUST_FILE: &str = "etc/patroni/peer-ca.crt";
-/// Certificates of that CA that are refused: a list of each CA in the bundle, in PEM.
+/// Revocation lists in PEM, one for each CA in the bundle.
 pub const PEER_LIST_FILE: &str = "etc/patroni/peer.crl";
 /// The CA of the etcd that Patroni keeps its state in.
 pub const DCS_TRUST_FILE: &str = "etc/patroni/dcs-ca.crt";
@@ -32,19 +32,20 @@ pub const DCS_CERTIFICATE_FILE: &str = "etc/patroni/dcs.crt";
 pub const DCS_KEY_FILE: &str = "etc/patroni/dcs.key";
 /// Patroni's configuration, which the agent writes from the service's.
 pub const CONFIG_FILE: &str = "etc/patroni/patroni.yml";
-/// Where PostgreSQL's data is, and what belongs to it. A machine with a separate disk for data has all of it there.
+/// The directory of PostgreSQL's data and related files. On a machine with a separate data disk, all of it is there.
 pub const HOME_DIRECTORY: &str = "var/lib/postgresql";
 pub const DATA_DIRECTORY: &str = "var/lib/postgresql/data";
-/// Written by Patroni, for those of PostgreSQL's programs that log in elsewhere. Its user may write here, on every machine.
+/// Written by Patroni, for PostgreSQL's programs that log in to other members. Its user may write here, on every machine.
 const PASSWORD_FILE: &str = "var/lib/postgresql/pgpass";
 /// Replaced by the agent with the directory of PostgreSQL's programs.
 pub const PROGRAMS: &str = "{programs}";
-/// A piece of the log that is not full is stored after so long: what a loss of everything can cost at most.
+/// A partial WAL segment is archived after this time: the most that a total loss can cost.
 const ARCHIVE_TIMEOUT: &str = "60s";
 /// A bootstrap method that always fails. The agent creates the first data; Patroni may only clone it.
 const NEVER: &str = "never";
 
-/// Begins a comment in the rules of access. Patroni writes them when it has read its configuration again, so they show that it has.
+/// The start of a comment in the access rules. Patroni writes the rules after it has read its configuration again, so the comment shows
+/// that it has.
 pub const ROTATION_MARK: &str = "# passwords ";
 /// Decodes for PostgreSQL's own logical replication.
 const USUAL_PLUGIN: &str = "pgoutput";
@@ -104,7 +105,7 @@ fn owner(named: Option<&impl ToString>) -> String {
     named.map_or_else(|| SUPERUSER.to_owned(), ToString::to_string)
 }
 
-/// By user, of what PostgreSQL checks passwords with.
+/// Password verifiers by user.
 fn user_fingerprints(postgres: &PostgresSettings, ledger: &Ledger, brought: &Brought) -> BTreeMap<String, String> {
     let fingerprint = |verifier: &Secret| password_fingerprint(&ledger.cluster_id, verifier);
     let setting = setting(ledger);
@@ -118,7 +119,7 @@ fn setting(ledger: &Ledger) -> Option<&Rotation> {
     ledger.postgres.rotation.as_ref().filter(|rotation| rotation.stage == RotationStage::Setting)
 }
 
-/// What PostgreSQL is to check the password of a user with.
+/// The verifier of a user's password.
 fn verifier<'a>(ledger: &Ledger, brought: &'a Brought, user: &str) -> Option<&'a Secret> {
     let next = setting(ledger).and_then(|rotation| rotation.next.get(user));
     let known = || ledger.postgres.passwords.as_ref().and_then(|known| known.of(user));
@@ -137,7 +138,7 @@ pub(crate) fn form_with(spec: &ClusterSpec, postgres: &PostgresSettings) -> Form
     }
 }
 
-/// Whether the ledger has a password for everybody who logs in.
+/// Whether the ledger has a password for every user who logs in.
 pub(crate) fn has_passwords(spec: &ClusterSpec, ledger: &Ledger) -> bool {
     let Some(postgres) = &spec.postgres else { return true };
     let known = ledger.postgres.passwords.as_ref();
@@ -148,7 +149,8 @@ pub(crate) fn has_passwords(spec: &ClusterSpec, ledger: &Ledger) -> bool {
     })
 }
 
-/// What Patroni calls a member: its machine, because a former one may still be there. Not one whose data came from the machine before.
+/// Patroni's name of a member: that of its machine, because a former machine may still exist. Data from a previous machine keeps that
+/// machine's name.
 pub fn patroni_name(member: &str, incarnation: u64) -> String {
     if incarnation <= 1 { member.to_owned() } else { format!("{member}.{incarnation}") }
 }
@@ -192,7 +194,7 @@ pub(crate) fn node_config(spec: &ClusterSpec, ledger: &Ledger, member: &MemberSp
     NodeConfig { files, services, host: None }
 }
 
-/// HAProxy alone. It knows whom to trust as a member, and nothing that a member would trust.
+/// HAProxy only. It knows the members' CA, and has nothing that a member would trust.
 pub(crate) fn proxy_config(spec: &ClusterSpec, ledger: &Ledger) -> NodeConfig {
     let files = peer_files(ledger);
     let settings = spec.postgres.as_ref().and_then(|postgres| postgres.haproxy.as_ref());
@@ -200,7 +202,7 @@ pub(crate) fn proxy_config(spec: &ClusterSpec, ledger: &Ledger) -> NodeConfig {
     NodeConfig { files, services, host: None }
 }
 
-/// Whose certificates are those of members, and which of them are refused.
+/// The CAs of members, and the revoked certificates.
 fn peer_files(ledger: &Ledger) -> Vec<ConfigFile> {
     let Some(peers) = &ledger.authorities.peer else { return Vec::new() };
     let trust = ConfigFile::text(PEER_TRUST_FILE, 0o644, Secret::new(peers.bundle()));
@@ -208,7 +210,7 @@ fn peer_files(ledger: &Ledger) -> Vec<ConfigFile> {
     std::iter::once(trust).chain(lists.map(|lists| ConfigFile::text(PEER_LIST_FILE, 0o644, lists))).collect()
 }
 
-/// How the etcd is known, and how Patroni is known to it.
+/// The certificates of etcd and of Patroni's login.
 fn dcs_files(dcs: &Dcs) -> Vec<ConfigFile> {
     let mut files = vec![ConfigFile::text(DCS_TRUST_FILE, 0o644, Secret::new(dcs.ca.clone()))];
     if let Some((certificate, key)) = &dcs.identity {
@@ -232,8 +234,8 @@ fn haproxy(haproxy: &Haproxy, ledger: &Ledger, user: &str) -> ServiceConfig {
     ServiceConfig { name: HAPROXY.to_owned(), user: user.to_owned(), runs, inputs }
 }
 
-/// Users of the spec only: the superuser and those of replication are not let in. It logs in to PostgreSQL as the client
-/// that asked, which needs the verifiers that PostgreSQL has.
+/// Only users in the spec, not the superuser and replication users. PgBouncer logs in to PostgreSQL as the client's
+/// user, for which it needs PostgreSQL's verifiers.
 fn pgbouncer(spec: &ClusterSpec, ledger: &Ledger, member: &MemberSpec, brought: &Brought) -> Option<ServiceConfig> {
     let postgres = spec.postgres.as_ref()?;
     let (pgbouncer, haproxy) = postgres.pgbouncer_on(member.name.as_str())?;
@@ -272,19 +274,19 @@ pub(crate) fn logs(settings: &LogForwarding, spec: &ClusterSpec, member: &Member
     std::iter::once(log(SERVICE, SUPERUSER, &settings.patroni_tag)).chain(haproxy).chain(pgbouncer).collect()
 }
 
-/// Where the members are that have data.
+/// The addresses of members with data.
 fn addresses(ledger: &Ledger) -> impl Iterator<Item = (&MemberName, IpAddr)> {
     let members = ledger.postgres.formation.members().filter(|_| ledger.postgres.formation.is_formed());
     members.into_iter().flatten().filter_map(|(name, known)| Some((name, known.address?)))
 }
 
-/// What HAProxy calls the server of a member.
+/// HAProxy's name of a member's server.
 pub fn server_name(member: &MemberName) -> String {
     let legal = |c: char| if c.is_ascii_alphanumeric() || c == '-' || c == '.' { c } else { '_' };
     member.as_str().chars().map(legal).collect()
 }
 
-/// A client that comes through HAProxy knows the address of the proxy, and sees the certificate of the member behind it.
+/// A client that connects through HAProxy uses the proxy's address, and sees the certificate of the member behind it.
 pub(crate) fn proxied_addresses(spec: &ClusterSpec, ledger: &Ledger) -> BTreeSet<IpAddr> {
     match spec.postgres.as_ref().and_then(|postgres| postgres.haproxy.as_ref()) {
         Some(haproxy) => {
@@ -295,7 +297,7 @@ pub(crate) fn proxied_addresses(spec: &ClusterSpec, ledger: &Ledger) -> BTreeSet
     }
 }
 
-/// The major version of the data, which is the spec's unless an upgrade is still to come, and the one that is to come.
+/// The major version of the current data, and the one of a pending upgrade. Without an upgrade both are the spec's.
 pub(crate) fn versions(spec: &ClusterSpec, ledger: &Ledger) -> (Option<u16>, Option<String>) {
     (data_version(spec, ledger), ledger.postgres.version_to_come().map(str::to_owned))
 }
@@ -305,7 +307,7 @@ fn data_version(spec: &ClusterSpec, ledger: &Ledger) -> Option<u16> {
     ledger.postgres.data_version()?.parse().ok()
 }
 
-/// What configurations depend on in the ledger, besides secrets and incarnations.
+/// What configurations depend on in the ledger, in addition to secrets and incarnations.
 pub(crate) fn servers(ledger: &Ledger) -> BTreeMap<MemberName, IpAddr> {
     addresses(ledger).map(|(name, address)| (name.clone(), address)).collect()
 }
@@ -358,7 +360,7 @@ fn patroni_config(
     })
 }
 
-/// What `patronictl` of an operator reads, in JSON: the certificate, its key and the CA with which it commands members.
+/// The configuration of an operator's `patronictl`, in JSON: the certificate, its key and the CA with which it commands members.
 pub fn patronictl_config(spec: &ClusterSpec, dcs: &Dcs, of_dcs: [&Path; 3], of_members: [&Path; 3]) -> String {
     let [certificate, key, trust] = of_members;
     let Some(postgres) = &spec.postgres else { return String::new() };
@@ -386,7 +388,7 @@ fn etcd3(dcs: Option<&Dcs>, [trust, certificate, key]: [String; 3]) -> Value {
     etcd3
 }
 
-/// What every member sets for itself.
+/// The settings of each member.
 fn parameters(spec: &ClusterSpec, pki: &impl Fn(&str) -> String, peer_trust: &str) -> Value {
     let mut parameters = json!({
         "ssl": "on",
@@ -416,7 +418,7 @@ fn tags_of(tags: &Tags) -> Map<String, Value> {
     words.chain(priority).collect()
 }
 
-/// Members prove with a certificate of the peers' CA that they are members, besides the password.
+/// Members authenticate with a certificate of the peers' CA, in addition to the password.
 fn login(user: &str, password: &Secret, pki: &impl Fn(&str) -> String) -> Value {
     json!({
         "username": user,
@@ -428,8 +430,8 @@ fn login(user: &str, password: &Secret, pki: &impl Fn(&str) -> String) -> Value 
     })
 }
 
-/// Nobody connects without TLS and a password. Those that quorate and Patroni log in as also need a certificate of a member.
-/// While the password of one of them changes, the certificate is enough.
+/// Every connection needs TLS and a password. The users of quorate and Patroni also need a member's certificate. While such
+/// a user's password changes, the certificate is enough.
 fn hba(own: &[String], rotation: Option<&Rotation>) -> Vec<String> {
     let rotation = rotation.filter(|rotation| rotation.concerns_members());
     let rule = |database: &str, user: &str| {
@@ -453,7 +455,7 @@ fn watchdog(patroni: &PatroniSettings) -> Value {
     json!({ "mode": mode, "device": patroni.watchdog.device, "safety_margin": patroni.watchdog.safety_margin })
 }
 
-/// What all members share, in the DCS.
+/// The shared configuration of all members, in the DCS.
 pub(crate) fn dynamic_config(spec: &ClusterSpec, postgres: &PostgresSettings) -> Value {
     let patroni = &postgres.patroni;
     let seconds = |time: Millis| time.0 / 1000;

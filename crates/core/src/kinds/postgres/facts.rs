@@ -20,22 +20,23 @@ pub struct PostgresFacts {
     /// Patroni.
     pub service: ServiceState,
     pub data: DataSeen,
-    /// The last bootstrap that Patroni was started in here, remembered apart from the data.
+    /// The last bootstrap in which Patroni was started here, stored separately from the data.
     pub last_started: Option<Stamp>,
     /// The identity that `initdb` gave the data on disk; clones share it.
     pub system_id: Option<String>,
     /// What Patroni reports; absent while it does not answer.
     pub status: Option<PatroniStatus>,
-    /// The configuration of all members that Patroni has taken up here: JSON with sorted keys.
+    /// The shared configuration as loaded by Patroni here: JSON with sorted keys.
     #[serde(default)]
     pub applied: Option<String>,
-    /// What the rules of access say of a rotation of passwords, and whether a standby has yet to log in with what its configuration has.
+    /// What the access rules show about a password rotation, and whether a standby has yet to log in with the password in its
+    /// configuration.
     #[serde(default)]
     pub rotation: Option<String>,
     /// The repositories of backups that were prepared and checked from here.
     #[serde(default)]
     pub repository: Option<String>,
-    /// How the write-ahead log gets there.
+    /// The archiving of the write-ahead log.
     #[serde(default)]
     pub archive: Option<ArchiveSeen>,
     /// Data that is being restored next to the current data, or was.
@@ -49,10 +50,10 @@ pub struct PostgresFacts {
     /// The programs of the major version that the cluster is to be upgraded to.
     #[serde(default)]
     pub next: BinarySeen,
-    /// What the data on disk says of itself.
+    /// The control file of the data on disk.
     #[serde(default)]
     pub control: Option<ControlSeen>,
-    /// Data that a restore or an upgrade has replaced, and that is kept.
+    /// Replaced data of a restore or an upgrade that is kept.
     #[serde(default)]
     pub replaced: Option<ReplacedSeen>,
     /// Work in the background: the rehearsal of an upgrade, or what comes after one. Forgotten when the agent ends.
@@ -86,7 +87,7 @@ pub struct ControlSeen {
 }
 
 impl ControlSeen {
-    /// Whether no server has it open, nor was killed while it had.
+    /// Whether no server uses it, and none was killed while using it.
     pub fn is_shut_down(&self) -> bool {
         self.state != DataState::InUse
     }
@@ -140,7 +141,7 @@ pub enum RestoreState {
     Running {
         doing: String,
     },
-    /// It was recovered to where the operator wanted, and stopped.
+    /// It was recovered to the requested point, and stopped.
     Ready,
     Failed {
         why: String,
@@ -194,17 +195,17 @@ pub struct PatroniStatus {
     pub paused: bool,
     /// The connections of standbys, by the name of the member; reported by the primary.
     pub standbys: BTreeMap<String, Standby>,
-    /// What the DCS holds as the configuration of all members: JSON with sorted keys.
+    /// The shared configuration in the DCS: JSON with sorted keys.
     pub config: Option<String>,
     /// Whether Patroni reaches its DCS.
     pub dcs: bool,
-    /// Patroni may promote nobody, because its DCS was restored (`older_dcs`): where the log of this member ends. Known when all of that
+    /// Patroni may promote no member, because its DCS was restored (`older_dcs`): the end of this member's log. Known when all of that
     /// log was replayed.
     #[serde(default)]
     pub held: Option<LogEnd>,
 }
 
-/// Of two ends the later one is further: a later timeline begins with all that was confirmed on the one before.
+/// Of two ends, the one on the later timeline is further: it includes everything that was confirmed on the earlier one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct LogEnd {
     pub timeline: u64,
@@ -220,7 +221,7 @@ pub struct Standby {
     pub synchronous: bool,
 }
 
-/// Databases and users, as far as quorate decides on them.
+/// Databases and users that quorate manages.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 pub struct Catalog {
     /// With the owner of each.

@@ -1,6 +1,6 @@
-//! Rules of access in a spec. Patroni writes them into `pg_hba.conf` as they are. With one that PostgreSQL cannot read, a reload changes nothing
-//! and only the log says so, and the next start of every member fails. So they are read here as PostgreSQL reads them, and a rule that lets
-//! clients in without TLS, or without proof of who they are, is refused.
+//! Access rules in the spec. Patroni writes them into `pg_hba.conf` as they are. If PostgreSQL cannot read one, a reload changes nothing
+//! and only the log says so, and the next start of every member fails. So quorate parses them like PostgreSQL, and refuses rules that allow
+//! clients without TLS or without authentication.
 
 use std::iter::Peekable;
 use std::net::IpAddr;
@@ -9,7 +9,7 @@ use std::str::Chars;
 
 use super::parameters::Wrong;
 
-/// What a rule looks like.
+/// The format of a rule.
 const EXAMPLE: &str = "TYPE DATABASE USER ADDRESS METHOD, such as `hostssl shop report 192.0.2.0/24 scram-sha-256`";
 const TYPES: [&str; 6] = ["local", "host", "hostssl", "hostnossl", "hostgssenc", "hostnogssenc"];
 /// PostgreSQL 16 and later read other files at such a line.
@@ -77,7 +77,7 @@ const EXPRESSIONS: u16 = 16;
 /// From this version on certificates can be compared by their whole name.
 const CLIENT_NAMES: u16 = 14;
 
-/// A word of a rule. In quotes it is a name, whatever it says.
+/// A word of a rule. In quotes it is always a name.
 struct Token {
     text: String,
     quoted: bool,
@@ -90,7 +90,8 @@ fn wrong<T>(message: impl Into<String>, hint: impl Into<String>) -> Result<T, Wr
     Err(Wrong { message: message.into(), hint: hint.into() })
 }
 
-/// Why PostgreSQL of this version could not read a rule, or what it lets in that nobody should. A rule that is accepted can have a remark.
+/// Checks that this version of PostgreSQL can read a rule, and that it accepts only authenticated clients with TLS. An accepted rule can
+/// have a warning.
 pub(super) fn check(version: u16, rule: &str) -> Result<Option<Wrong>, Wrong> {
     one_line(rule)?;
     let fields = fields(rule)?;
@@ -166,10 +167,7 @@ fn token(rest: &mut Peekable<Chars<'_>>) -> Result<Option<(Token, bool)>, Wrong>
         }
     }
     if within {
-        return wrong(
-            format!("the quotation mark before `{}` has no second one", token.text),
-            "add it, or remove the first",
-        );
+        return wrong(format!("the quotation mark before `{}` is not closed", token.text), "close it, or remove it");
     }
     Ok((saw_quote || !token.text.is_empty()).then_some((token, more)))
 }
@@ -262,7 +260,7 @@ fn mask(address: IpAddr, field: Option<&Field>) -> Result<(), Wrong> {
     }
 }
 
-/// A word of PostgreSQL's in other letters is meant as that word, and what has digits and dots alone as an address.
+/// A keyword in another case is taken as that keyword, and a word of digits and dots as an address.
 fn is_host(text: &str) -> bool {
     let labels = text.strip_prefix('.').unwrap_or(text).split('.');
     let legal =
@@ -318,8 +316,8 @@ fn option(version: u16, kind: &str, method: &str, (name, value): (&str, &str)) -
     if !methods.is_empty() && !methods.contains(&method) {
         let of = methods.join("`, `");
         return wrong(
-            format!("the option `{name}` does not go with the method `{method}`"),
-            format!("it goes with `{of}`"),
+            format!("the option `{name}` cannot be used with the method `{method}`"),
+            format!("it is for `{of}`"),
         );
     }
     let one_of = |values: &[&str]| match values.contains(&value) {
@@ -347,26 +345,26 @@ fn option(version: u16, kind: &str, method: &str, (name, value): (&str, &str)) -
     }
 }
 
-/// Nobody comes in without TLS, or Kerberos' encryption, and proof of who they are.
+/// Every client needs TLS, or Kerberos encryption, and must prove its identity.
 fn lets_in(kind: &str, method: &str) -> Result<Option<Wrong>, Wrong> {
     let remark = |message: &str, hint: &str| Ok(Some(Wrong { message: message.to_owned(), hint: hint.to_owned() }));
     match (kind, method) {
         ("local", _) => remark("PostgreSQL has no local socket here: the rule has no effect", "leave it out"),
         (_, "reject") => Ok(None),
         (_, "trust") => {
-            let message = "`trust` lets in everybody who reaches the port, as any user, without a password";
+            let message = "`trust` lets anyone who reaches the port log in as any user, without a password";
             wrong(message, "use `scram-sha-256`, or `cert` for clients with a certificate")
         }
         (_, "ident") => {
-            let message = "`ident` lets in whoever the client's machine says it is, without a password";
+            let message = "`ident` trusts the user name that the client's machine reports, without a password";
             wrong(message, "use `scram-sha-256`, or `cert` for clients with a certificate")
         }
         ("host" | "hostnossl" | "hostnogssenc", _) => {
-            let message = format!("`{kind}` lets clients in without TLS: others can read what they send and get");
+            let message = format!("`{kind}` allows connections without TLS: others can read the traffic");
             wrong(message, "use `hostssl`")
         }
         (_, "password") => {
-            let message = "with `password` the client sends its password as it is, to whatever server answers";
+            let message = "with `password` the client sends its password in clear text, to any server that answers";
             remark(message, "use `scram-sha-256`, which PostgreSQL can check all passwords here with")
         }
         _ => Ok(None),
@@ -446,12 +444,12 @@ mod tests {
             ("hostssl all all all scram-sha-256 clientcert=1", "can be `verify-ca` or `verify-full`"),
             ("hostssl all all all cert clientcert=verify-ca", "can be `verify-full`"),
             ("hostgssenc all all all gss clientcert=verify-ca", "is for type `hostssl`"),
-            ("hostssl all all all scram-sha-256 map=x", "does not go with the method `scram-sha-256`"),
+            ("hostssl all all all scram-sha-256 map=x", "cannot be used with the method `scram-sha-256`"),
             ("hostssl all all all scram-sha-256 mapp=x", "`mapp` is not an option"),
             ("hostssl all all all ldap ldapserver=x", "needs the option `ldapbasedn` or `ldapprefix`"),
             ("hostssl all all all radius radiusservers=x", "needs the option `radiussecrets`"),
             ("hostssl all all all ldap ldapprefix=x ldapport=many", "is not a port"),
-            ("hostssl \"all all all scram-sha-256", "has no second one"),
+            ("hostssl \"all all all scram-sha-256", "is not closed"),
             ("hostssl all all all scram-sha-256\nhost all all all trust", "the end of a line"),
             ("hostssl all all all \\", "ends with `\\`"),
         ];
@@ -462,15 +460,15 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_let_in_without_tls_and_proof() {
+    fn every_connection_needs_tls_and_authentication() {
         let bad = [
-            ("host all all all trust", "`trust` lets in everybody"),
-            ("hostssl all all 10.0.0.0/8 trust", "`trust` lets in everybody"),
-            ("hostssl all all all trust clientcert=verify-full", "`trust` lets in everybody"),
+            ("host all all all trust", "`trust` lets anyone"),
+            ("hostssl all all 10.0.0.0/8 trust", "`trust` lets anyone"),
+            ("hostssl all all all trust clientcert=verify-full", "`trust` lets anyone"),
             ("hostssl all all all ident", "`ident` lets in"),
-            ("host all all all scram-sha-256", "`host` lets clients in without TLS"),
-            ("hostnossl all all all md5", "`hostnossl` lets clients in without TLS"),
-            ("hostnogssenc all all all password", "`hostnogssenc` lets clients in without TLS"),
+            ("host all all all scram-sha-256", "`host` allows connections without TLS"),
+            ("hostnossl all all all md5", "`hostnossl` allows connections without TLS"),
+            ("hostnogssenc all all all password", "`hostnogssenc` allows connections without TLS"),
         ];
         for (rule, says) in bad {
             let said = refused(rule);

@@ -1,6 +1,8 @@
-//! PostgreSQL under Patroni: its settings, how a cluster is created, cloned, configured and changed, and what keeps its commits safe.
+//! PostgreSQL under Patroni: its settings; how a cluster is created, cloned, configured and changed; and the rules that protect its
+//! commits.
 //!
-//! Failover is Patroni's. quorate never promotes, demotes or elects; it decides what may be disturbed when, and asks Patroni to do it.
+//! Patroni does the failover. quorate never promotes, demotes or elects; it decides what may be disturbed and when, and asks Patroni
+//! to do it.
 
 pub mod backup;
 pub mod check;
@@ -43,7 +45,7 @@ pub const SUPERUSER: &str = "postgres";
 pub const REPLICATOR: &str = "replicator";
 pub const REWINDER: &str = "rewinder";
 pub const CLIENT_PORT: u16 = 5432;
-/// Where the primary gives its files to a replica that takes a backup.
+/// The port where the primary offers its files to a replica that takes a backup.
 pub const BACKUP_PORT: u16 = 8432;
 /// Patroni's REST API.
 pub const REST_PORT: u16 = 8008;

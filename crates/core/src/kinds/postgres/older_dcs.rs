@@ -1,12 +1,12 @@
-//! What becomes of Patroni's keys when their etcd goes back to an older state.
+//! Patroni's keys when their etcd is restored to an older state.
 //!
-//! Patroni believes what it finds there. A member that finds its own name in `leader` is promoted without a look at anybody's log, and `sync`
-//! names those that may be promoted later. An older state names those of then, who may lack confirmed commits. Without these keys
-//! it is no better: then the furthest of those that run just then is promoted, and the only one with all commits may be down.
+//! Patroni trusts these keys. A member that finds its name in `leader` is promoted without comparing logs, and `sync` names the members
+//! that may be promoted later. An older state names the members of that time, which may lack confirmed commits. Without these keys Patroni
+//! promotes the most recent of the running members, although the only member with all commits may be down.
 //!
-//! So the older state is never served. Nobody is named as the leader, and the only one that may take over is `NOBODY`. A primary
-//! that still runs has all commits; Patroni lets it have the lead back, because it asks `sync` only about standbys. If none runs, nobody is
-//! promoted until it is known who has all commits (`planner/takeover.rs`).
+//! Therefore the older keys are replaced. `leader` names no member, and `sync` allows only `NOBODY` to take over. A primary that is still
+//! running has all commits; Patroni lets it become the leader again, because it checks `sync` only for standbys. If no primary runs, no
+//! member is promoted until it is known which one has all commits (`planner/takeover.rs`).
 
 use std::collections::BTreeMap;
 
@@ -17,15 +17,15 @@ use crate::model::Ledger;
 
 /// Not the name of a member: those have no spaces.
 const NOBODY: &str = "nobody: etcd was restored";
-/// What says who may be promoted.
+/// The key that names the members that may be promoted.
 const SYNCHRONY: [&str; 3] = ["synchronous_mode", "synchronous_mode_strict", "synchronous_node_count"];
 
 /// Patroni's keys, without the prefix that they share.
 pub type Keys = BTreeMap<String, String>;
 
-/// What is served in place of the keys of an older state. `cluster` is the ledger of the PostgreSQL cluster, where there is one. None: the
-/// keys stay as they are, because that cluster has no data yet. No keys: it begins with restored or upgraded data on one member. Only that
-/// one runs, so nobody else can be promoted, and what the older state says of the data before would keep it from being the primary.
+/// The replacements for keys of an older state. `cluster` is the ledger of the PostgreSQL cluster, if there is one. None: the keys stay,
+/// because that cluster has no data yet. No keys: it begins with restored or upgraded data on one member. Only that one runs, so no other
+/// can be promoted, and the older state would prevent it from becoming the primary.
 pub fn in_place_of(older: &Keys, cluster: Option<&Ledger>) -> Option<Keys> {
     let mut keys = Keys::new();
     let mut keep = |key: &str, value: Option<String>| value.map(|value| keys.insert(key.to_owned(), value));
@@ -53,7 +53,7 @@ fn begins_with_data(ledger: &Ledger) -> bool {
     record.restore.is_some() || record.upgrade.is_some() || !record.replaced.is_empty()
 }
 
-/// The value of `sync` that lets nobody be promoted. Patroni 3.0 corrects a wrong leader there only together with wrong standbys.
+/// The value of `sync` that prevents every promotion. Patroni 3.0 corrects a wrong leader there only together with wrong standbys.
 pub fn barrier() -> String {
     json!({ "leader": NOBODY, "sync_standby": NOBODY }).to_string()
 }
@@ -68,7 +68,7 @@ pub fn only(patroni_name: &str) -> String {
     json!({ "leader": patroni_name, "sync_standby": null }).to_string()
 }
 
-/// The configuration of all members as it was, because a change of it waits for its turn; but `sync` counts only as long as that says so.
+/// The previous shared configuration, because a change of it comes later; but with the settings on which `sync` depends.
 fn config(older: Option<&String>, ledger: &Ledger) -> Option<Value> {
     let wanted = desire::dynamic_config(&ledger.spec, ledger.spec.postgres.as_ref()?);
     let Some(mut config) = older.and_then(|config| object(config)) else { return Some(wanted) };
@@ -82,7 +82,7 @@ fn object(text: &str) -> Option<Map<String, Value>> {
     serde_json::from_str(text).ok()
 }
 
-/// Patroni takes numbers and words for a yes too.
+/// Patroni also accepts numbers and words as true.
 fn is_synchronous(config: Map<String, Value>) -> bool {
     config.get("synchronous_mode").is_some_and(|mode| !matches!(mode, Value::Null | Value::Bool(false)))
 }
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_of_then_may_take_over() {
+    fn no_member_of_the_older_state_may_take_over() {
         let keys = in_place_of(&older(), Some(&cluster("{nodes: 1}", formed()))).unwrap();
         assert_eq!(keys.keys().collect::<Vec<_>>(), ["config", "initialize", "sync"]);
         assert_eq!(keys["initialize"], "77", "an upgrade has changed it since");
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn where_no_commit_waits_the_furthest_may_take_over() {
+    fn the_most_recent_member_may_take_over_if_commits_do_not_wait() {
         let keys = in_place_of(&older(), Some(&cluster("{nodes: 0}", formed()))).unwrap();
         assert_eq!(keys.keys().collect::<Vec<_>>(), ["config", "initialize"]);
     }

@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::spec::nearest;
 
 const TABLE: &str = include_str!("parameters.txt");
-/// Limits of which a standby may not have less than its primary.
+/// Limits that must not be lower on a standby than on its primary.
 pub const LIMITS: [(&str, i64); 5] = [
     ("max_connections", 100),
     ("max_locks_per_transaction", 64),
@@ -16,7 +16,7 @@ pub const LIMITS: [(&str, i64); 5] = [
     ("max_wal_senders", 10),
     ("max_worker_processes", 8),
 ];
-/// Below these Patroni uses its default, which comes second, without a word.
+/// For smaller values Patroni silently uses its default, the second number.
 const LEAST_OF_PATRONI: [(&str, &str, &str); 6] = [
     ("max_connections", "25", "100"),
     ("max_locks_per_transaction", "32", "64"),
@@ -45,7 +45,7 @@ pub struct Parameter {
 /// The old value of a parameter and the new one. Absent: its default.
 pub type Changed = (Option<String>, Option<String>);
 
-/// What is wrong with a parameter of a spec, and what helps.
+/// The problem with a parameter in a spec, and the remedy.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Wrong {
     pub message: String,
@@ -70,7 +70,7 @@ pub fn find(version: u16, name: &str) -> Option<Parameter> {
     rows().find(fits).map(|(parameter, ..)| parameter)
 }
 
-/// What PostgreSQL of this version, or Patroni, would not accept. Parameters of extensions, which have a dot, are not known here.
+/// Values that this version of PostgreSQL, or Patroni, would refuse. Parameters of extensions, which have a dot, are not known here.
 pub fn wrong(version: u16, name: &str, value: &str) -> Option<Wrong> {
     if name.contains('.') {
         return None;
@@ -190,7 +190,7 @@ fn units(unit: &str) -> String {
     }
 }
 
-/// Any beginning of a word that no other word has is enough for PostgreSQL.
+/// PostgreSQL accepts any unambiguous prefix of a word.
 pub(super) fn boolean(text: &str) -> Option<bool> {
     let text = text.trim().to_ascii_lowercase();
     match text.as_str() {
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_version_does_not_take_is_said() {
+    fn unsupported_settings_of_a_version_are_reported() {
         assert_eq!(
             message(15, "max_conections", "5"),
             "PostgreSQL 15 has no parameter `max_conections`; did you mean `max_connections`?"

@@ -1,10 +1,10 @@
-//! From where the ports of PostgreSQL, Patroni, HAProxy and PgBouncer may be reached.
+//! The source addresses that may connect to the ports of PostgreSQL, Patroni, HAProxy and PgBouncer.
 
 use super::{BACKUP_PORT, CLIENT_PORT, REST_PORT};
 use crate::model::{Audience, FirewallConfig, NodeConfig, Opening};
 
-/// Members replicate from each other and ask each other's Patroni, so everyone allowed as a peer reaches both, regardless of the clients. Where
-/// there are backups, members alone reach the port of the primary's files.
+/// Members replicate from each other and query each other's Patroni, so everyone allowed as a peer can connect to both, regardless of the
+/// clients' ranges. With backups, only members can connect to the port of the primary's files.
 pub(crate) fn openings(config: &NodeConfig, firewall: &FirewallConfig) -> Vec<Opening> {
     let (clients, peers) = (&firewall.rules.clients_from, &firewall.rules.peers_from);
     let proxy = config.haproxy().map(|haproxy| [haproxy.primary_port, haproxy.replica_port]);

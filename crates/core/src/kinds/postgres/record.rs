@@ -1,4 +1,4 @@
-//! What the ledger keeps of a cluster of PostgreSQL.
+//! The part of the ledger that only PostgreSQL clusters have.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -17,7 +17,7 @@ pub struct Record {
     pub formation: Formation,
     /// Tokens of bootstraps that were abandoned before any client could write: only their data may be wiped.
     pub abandoned: BTreeSet<String>,
-    /// Tokens of bootstraps whose data the operator had replaced by a restore: it is put aside.
+    /// Tokens of bootstraps whose data a restore has replaced: that data is put aside.
     pub replaced: BTreeSet<String>,
     pub formed_with: Option<FormedWith>,
     pub passwords: Option<Passwords>,
@@ -33,13 +33,13 @@ pub struct Record {
     /// An upgrade to another major version, from the moment that members may stop for it until the new version serves.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub upgrade: Option<Upgrade>,
-    /// Why the last one came to nothing. The cluster runs the version that it had.
+    /// Why the last one failed. The cluster runs the version that it had.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub upgrade_failed: Option<UpgradeFailed>,
     /// What the last one has replaced: the way back.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub previous: Option<Previous>,
-    /// The operator's word that data which a restore or an upgrade has replaced is not needed any more.
+    /// The operator's confirmation that data replaced by a restore or an upgrade is not needed any more.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub discard: Option<Consent>,
 }
@@ -53,7 +53,7 @@ pub struct Upgrade {
     pub to: String,
     /// The member that was the primary until all members stopped. Only its data is known to have every commit.
     pub source: Option<MemberName>,
-    /// What the cluster goes back to, as long as no client has written to the upgraded data.
+    /// What the cluster returns to if no client has written to the upgraded data.
     pub was: Option<Formation>,
 }
 
@@ -61,7 +61,7 @@ pub struct Upgrade {
 pub struct UpgradeFailed {
     pub to: String,
     pub why: String,
-    /// Of the controller that found out: it does not try once more.
+    /// The fencing number of the controller that reported the failure: it does not try again.
     pub fence: u64,
 }
 
@@ -71,13 +71,13 @@ pub struct Previous {
     pub version: String,
     /// Of the bootstrap that it is from.
     pub token: String,
-    /// Whose copy has every commit.
+    /// The member whose copy has every commit.
     pub member: MemberName,
     /// Whether the planner's statistics, which an upgrade does not carry over, were collected again.
     pub analyzed: bool,
 }
 
-/// Data of a backup that is to replace all data of the cluster.
+/// Data of a backup that will replace all data of the cluster.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct RestoreWish {
     pub consent: Consent,
@@ -137,31 +137,31 @@ pub struct SwitchoverRequest {
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct Rotation {
     pub consent: Consent,
-    /// By it members say that they have taken up what it wants of them.
+    /// Identifies the rotation in the members' confirmations.
     pub id: String,
     /// The new passwords, by user.
     pub next: BTreeMap<String, Secret>,
     pub stage: RotationStage,
-    /// Patroni logs in to the DCS as another user, which every member is to confirm.
+    /// Patroni logs in to the DCS as another user; every member must confirm that.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub dcs: bool,
 }
 
-/// How far a rotation has come. A role has one password, so members that log in to each other cannot have the old and the new one at once.
-/// For that time a certificate of the members' CA is enough.
+/// The progress of a rotation. A role has one password, so members that log in to each other cannot accept the old and the new one at
+/// once. Meanwhile a certificate of the members' CA is enough.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RotationStage {
-    /// Members are to let each other in by certificate. Their configurations have the old passwords.
+    /// Members must accept each other by certificate. Their configurations have the old passwords.
     Opening,
-    /// They do. PostgreSQL gets the new passwords.
+    /// They do so. PostgreSQL gets the new passwords.
     Setting,
     /// It has them. The configurations of members get them.
     Switching,
 }
 
 impl Rotation {
-    /// Users that members do not log in as concern PostgreSQL alone.
+    /// Passwords of users that members do not use concern PostgreSQL only.
     pub fn new(consent: Consent, id: String, next: BTreeMap<String, Secret>) -> Self {
         let mut rotation = Rotation { consent, id, next, stage: RotationStage::Opening, dcs: false };
         if !rotation.concerns_members() {
@@ -180,7 +180,7 @@ impl Rotation {
         self.dcs || [SUPERUSER, REPLICATOR, REWINDER].iter().any(|user| self.next.contains_key(*user))
     }
 
-    /// What a member's rules of access say while it takes part.
+    /// What a member's access rules show during a rotation.
     pub(crate) fn mark(&self) -> String {
         let stage = match self.stage {
             RotationStage::Opening | RotationStage::Setting => "old",
@@ -211,13 +211,13 @@ impl Passwords {
     }
 }
 
-/// How far the cluster has come into being.
+/// The state of the bootstrap.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Formation {
     #[default]
     Unformed,
-    /// One member creates the data. Nobody else starts before it is the primary.
+    /// One member creates the data. No other member starts before it is the primary.
     Forming { token: String, first: MemberName, members: BTreeMap<MemberName, Known> },
     /// `members` are those that were started on a copy of the data, or are about to be: former machines too.
     Formed { token: String, system_id: String, members: BTreeMap<MemberName, Known> },
@@ -228,8 +228,8 @@ pub enum Formation {
 pub struct Known {
     pub machine_id: String,
     pub address: Option<IpAddr>,
-    /// Patroni knows it as the machine of this number. Data that outlives its machine keeps the name: Patroni may have recorded in the DCS that
-    /// only this name can take over.
+    /// Patroni names it after the machine with this number. Data that outlives its machine keeps the name: Patroni may have recorded in the
+    /// DCS that only this name can take over.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub number: Option<u64>,
 }
@@ -241,7 +241,7 @@ impl Known {
 }
 
 impl Formation {
-    /// What Patroni calls a member whose machine has this number.
+    /// Patroni's name of a member whose machine has this number.
     pub fn patroni_name(&self, member: &MemberName, incarnation: u64) -> String {
         let known = self.members().and_then(|members| members.get(member)?.number);
         super::desire::patroni_name(member.as_str(), known.unwrap_or(incarnation))
@@ -307,7 +307,7 @@ pub struct Passwords {
 }
 
 impl Passwords {
-    /// In place of those that a new cluster does not have yet, for what does not depend on them.
+    /// Placeholders for passwords that a new cluster does not have yet, for code that does not depend on them.
     pub(crate) fn empty() -> Self {
         let none = || Secret::new("");
         let (superuser, replicator, rewinder) = (none(), none(), none());
@@ -352,18 +352,18 @@ impl Record {
         *self == Record::default()
     }
 
-    /// A request that has not begun counts for the situation in which it was confirmed.
+    /// A request that has not begun is valid only in the situation in which it was confirmed.
     pub(crate) fn drop_stale(&mut self, counts: impl Fn(&Consent) -> bool) {
         let stays = self.restore_must_complete();
         self.restore = self.restore.take().filter(|restore| stays || counts(&restore.consent));
         self.discard = self.discard.take().filter(&counts);
         self.switchover = self.switchover.take().filter(|request| counts(&request.consent));
-        // Before any password has changed it can be forgotten; later, only completed.
+        // Before any password has changed it can be dropped; later, only completed.
         let begun = |rotation: &Rotation| rotation.stage != RotationStage::Opening;
         self.rotation = self.rotation.take().filter(|rotation| begun(rotation) || counts(&rotation.consent));
     }
 
-    /// The major version of the data, where that is known: another one than the spec's, until an upgrade has come so far.
+    /// The major version of the data, if known: a different one than the spec's until an upgrade is complete.
     pub fn data_version(&self) -> Option<&str> {
         let token = self.formation.token();
         let upgraded = self.upgrade.as_ref().filter(|upgrade| token == Some(&upgrade.token)).map(|upgrade| &upgrade.to);

@@ -1,4 +1,4 @@
-//! What the ledger records of steps that concern PostgreSQL.
+//! What the ledger records about steps of PostgreSQL.
 
 use super::{Formation, FormedWith, Previous, Record, Role, RotationStage, Upgrade, UpgradeFailed, safety};
 use crate::model::{Data, DataSeen, Desired, Ledger, MemberName, Observation, Stamp};
@@ -6,7 +6,7 @@ use crate::planner::remember::renewed;
 use crate::planner::safety::reboots::{self, Progress};
 use crate::planner::{self, Action, View};
 
-/// Before a step. Says whether the ledger changed.
+/// Records before a step. Returns whether the ledger changed.
 pub(crate) fn before(ledger: &mut Ledger, desired: &Desired, action: &Action) -> bool {
     let record = &mut ledger.postgres;
     match action {
@@ -89,7 +89,7 @@ pub(crate) fn before(ledger: &mut Ledger, desired: &Desired, action: &Action) ->
     }
 }
 
-/// What is kept from before is the way back from now on. Any other data gives up an upgrade that was on its way.
+/// The previous data is the way back from now on. Any other data cancels an upgrade in progress.
 fn begin_with_upgraded(record: &mut Record, token: &str, first: &MemberName) {
     record.upgrade = record.upgrade.take().filter(|upgrade| upgrade.token == token);
     let Some(upgrade) = &mut record.upgrade else { return };
@@ -100,7 +100,7 @@ fn begin_with_upgraded(record: &mut Record, token: &str, first: &MemberName) {
     upgrade.was = Some(record.formation.clone());
 }
 
-/// After a step. Says whether the ledger changed.
+/// Records after a step. Returns whether the ledger changed.
 pub(crate) fn after(ledger: &mut Ledger, _: &Desired, action: &Action) -> bool {
     match action {
         Action::DestroyMachine { member, data: Data::Goes } => leave(ledger, member),
@@ -113,8 +113,8 @@ fn leave(ledger: &mut Ledger, member: &MemberName) -> bool {
     ledger.postgres.formation.members_mut().is_some_and(|members| members.remove(member).is_some())
 }
 
-/// A reboot is over when the machine is in another boot and the member is well; a switchover when another member is the primary, or the same
-/// one again after another.
+/// A reboot is complete when the machine is in another boot and the member is healthy; a switchover when another member is the primary, or
+/// the same one again after another.
 pub(crate) fn sighting(ledger: &mut Ledger, desired: &Desired, seen: &Observation) {
     if let Some(primary) = safety::primary(&View::new(desired, seen)) {
         let timeline = safety::status(seen, primary).and_then(|status| status.timeline);
@@ -137,7 +137,7 @@ pub(crate) fn sighting(ledger: &mut Ledger, desired: &Desired, seen: &Observatio
     }
 }
 
-/// A ledger of an older program does not say what Patroni calls its members: as their machines.
+/// A ledger of an older program does not have Patroni's names of members: they are those of their machines.
 fn note_numbers(ledger: &mut Ledger) {
     for (member, known) in ledger.postgres.formation.members_mut().into_iter().flatten() {
         let record = ledger.members.get(member).filter(|record| record.renewing.is_none());
@@ -145,7 +145,7 @@ fn note_numbers(ledger: &mut Ledger) {
     }
 }
 
-/// A renewal is over when data of the cluster was seen on the new machine: what the one before had, or, if that was lost, a clone.
+/// A renewal is complete when data of the cluster was seen on the new machine: the previous machine's data or, if that was lost, a clone.
 fn end_renewals(ledger: &mut Ledger, seen: &Observation) {
     let Ledger { members: records, postgres, cluster_id, .. } = ledger;
     let Formation::Formed { token, members, .. } = &mut postgres.formation else { return };

@@ -21,7 +21,7 @@ pub fn directory(spec: &ClusterSpec) -> String {
     format!("/{}/{}", spec.name, if encrypted { "pgbackrest" } else { "pgbackrest-plain" })
 }
 
-/// Where the repositories are, in words that distinguish them. None without backups.
+/// A unique description of the repositories' places. None without backups.
 pub fn place(spec: &ClusterSpec) -> Option<String> {
     let backup = spec.backup.as_ref()?;
     let places =
@@ -34,7 +34,7 @@ fn destinations(backup: &BackupSettings) -> impl Iterator<Item = (u8, &Destinati
     (1..).zip([Some(&backup.to), backup.also_to.as_ref()].into_iter().flatten())
 }
 
-/// What PostgreSQL runs to store a finished piece of its log.
+/// The command with which PostgreSQL archives a finished segment of its log.
 pub(crate) fn archive_command(spec: &ClusterSpec) -> String {
     format!("pgbackrest '--config={ROOT}/{CONFIG_FILE}' --stanza={} archive-push %p", spec.name)
 }

@@ -1,4 +1,5 @@
-//! Parameters that a spec cannot set, or not to every value: others set them, or they would break what a cluster promises of its commits.
+//! Parameters that a spec cannot set, or not to every value: other components set them, or they would break the cluster's promises about
+//! commits.
 
 use super::parameters::{self, Wrong};
 use super::spec::Synchronous;
@@ -32,7 +33,7 @@ const OF_PATRONI: [&str; 21] = [
 const OF_QUORATE: [&str; 7] =
     ["ssl", "ssl_cert_file", "ssl_key_file", "ssl_ca_file", "ssl_crl_file", "ssl_crl_dir", "password_encryption"];
 
-/// Parameters that Patroni would pass on to every standby, why no cluster can have them, and what helps.
+/// Parameters that Patroni would pass on to every standby and that no cluster can have: the reason and the remedy.
 const OF_STANDBYS: [(&str, &str, &str); 5] = [
     (
         "archive_cleanup_command",
@@ -46,7 +47,7 @@ const OF_STANDBYS: [(&str, &str, &str); 5] = [
     ),
     (
         "recovery_end_command",
-        "runs wherever recovery ends, also where a backup is verified or restored next to the data",
+        "runs at the end of every recovery, including when a backup is verified or restored next to the data",
         "leave it out; clients find the primary through `quorate env` or `haproxy`",
     ),
     (
@@ -56,12 +57,12 @@ const OF_STANDBYS: [(&str, &str, &str); 5] = [
     ),
     (
         "restore_command",
-        "gives standbys log from a place that quorate does not know, which can be of other data",
+        "lets standbys read log from a place that quorate does not know, which can belong to other data",
         "leave it out; standbys get the log from the primary, and restores get it from the backups",
     ),
 ];
 
-/// Switches, the position in which they endanger data, why, and what helps.
+/// Switches: the dangerous position, the reason and the remedy.
 const DANGEROUS: [(&str, bool, &str, &str); 6] = [
     (
         "fsync",
@@ -78,7 +79,7 @@ const DANGEROUS: [(&str, bool, &str, &str); 6] = [
     (
         "data_sync_retry",
         true,
-        "PostgreSQL then takes data for stored that the disk has refused, and loses it silently",
+        "PostgreSQL then treats data as stored although the disk failed to write it, and loses it silently",
         "leave it out; PostgreSQL then stops and recovers from its log, or another member takes over",
     ),
     (
@@ -90,7 +91,7 @@ const DANGEROUS: [(&str, bool, &str, &str); 6] = [
     (
         "ignore_invalid_pages",
         true,
-        "a standby then goes on without pages that it lacks, and can become the primary without them",
+        "a standby then continues although pages are missing, and can become the primary without them",
         "leave it out; `quorate replace` clones a damaged standby again",
     ),
     (
@@ -101,7 +102,7 @@ const DANGEROUS: [(&str, bool, &str, &str); 6] = [
     ),
 ];
 
-/// Why nobody sets this parameter in a spec.
+/// Why a spec cannot set this parameter.
 pub(super) fn reserved(name: &str) -> Option<Wrong> {
     if OF_PATRONI.contains(&name) {
         let message = format!("`{name}` is set by Patroni, which ignores or overwrites it");
@@ -115,7 +116,7 @@ pub(super) fn reserved(name: &str) -> Option<Wrong> {
     Some(Wrong { message: format!("`{name}` {why}"), hint: (*hint).to_owned() })
 }
 
-/// Why this value, which PostgreSQL takes, puts data in danger.
+/// Why this value, which PostgreSQL accepts, endangers data.
 pub(super) fn dangerous(name: &str, value: &str) -> Option<Wrong> {
     let (_, position, why, hint) = DANGEROUS.iter().find(|(known, ..)| *known == name)?;
     (parameters::boolean(value) == Some(*position)).then(|| {

@@ -1,5 +1,5 @@
-//! The safety rules of PostgreSQL: never two primaries by our hand, nobody is disturbed while another does not stream, and data dies only by
-//! consent. Who is primary is Patroni's decision; these rules say what may be asked of it.
+//! The safety rules of PostgreSQL: quorate never causes two primaries, disturbs no member while another does not stream, and deletes data
+//! only with consent. Patroni decides who is the primary; these rules limit what quorate may ask of it.
 
 mod patroni;
 mod takeover;
@@ -32,21 +32,21 @@ pub fn leads(view: &View<'_>, member: &MemberName) -> bool {
     status(view.seen, member).is_some_and(|status| status.role == Role::Primary && status.state == "running")
 }
 
-/// The primary, if exactly one member says that it is. Two that say so are nobody's to choose from.
+/// The primary, if exactly one member reports that role. If two do, there is none.
 pub fn primary<'a>(view: &View<'a>) -> Option<&'a MemberName> {
     let mut claim = view.seen.agents.keys().filter(|name| leads(view, name) && !view.desired.is_proxy(name));
     let first = claim.next()?;
     claim.next().is_none().then_some(first)
 }
 
-/// Whether this member does its work: it is the primary, or streams from it on the same timeline.
+/// Whether this member is healthy: it is the primary, or streams from it on the same timeline.
 pub fn is_well(view: &View<'_>, member: &MemberName) -> bool {
     let Some(primary) = primary(view) else { return false };
     let (Some(own), Some(leading)) = (status(view.seen, member), status(view.seen, primary)) else { return false };
     member == primary || (own.role == Role::Replica && own.streaming && own.timeline == leading.timeline)
 }
 
-/// How many members there are, and how many of them do their work.
+/// The number of members, and of healthy ones.
 pub fn members(view: &View<'_>) -> Voters {
     count(view, |member| is_well(view, member))
 }
@@ -63,13 +63,13 @@ fn count(view: &View<'_>, counts: impl Fn(&MemberName) -> bool) -> Voters {
     Voters { all: all.len(), healthy: all.into_iter().filter(|member| counts(member)).count() }
 }
 
-/// The members besides this one that do not do their work.
+/// The other members that are not healthy.
 pub fn unwell_besides(view: &View<'_>, member: &MemberName) -> Vec<MemberName> {
     let others = view.desired.all_joined().filter(|other| *other != member);
     others.filter(|other| !is_well(view, other)).cloned().collect()
 }
 
-/// The members whose Patroni has not acted on the configuration in the DCS yet. Whether they must restart is not known.
+/// The members whose Patroni has not loaded the configuration in the DCS yet. Whether they must restart is not known.
 pub(crate) fn behind_configuration<'a>(view: &View<'a>) -> impl Iterator<Item = &'a MemberName> {
     let View { desired, seen, .. } = *view;
     let config = &desired.postgres().config;
@@ -90,7 +90,7 @@ pub fn may_disturb(view: &View<'_>, member: &MemberName) -> Result<(), UnsafeBec
     Err(UnsafeBecause::CommitsWait { member: member.clone(), left: left.saturating_sub(1), needed })
 }
 
-/// How many standbys Patroni has recorded as synchronous, and how many commits wait for, where those are more.
+/// The number of standbys that Patroni has recorded as synchronous, and the number that commits wait for, if that is higher.
 pub fn too_few_synchronous(view: &View<'_>) -> Option<(usize, usize)> {
     let needed = view.desired.postgres().synchronous?;
     let status = status(view.seen, primary(view)?)?;
@@ -98,8 +98,8 @@ pub fn too_few_synchronous(view: &View<'_>) -> Option<(usize, usize)> {
     (chosen < needed).then_some((chosen, needed))
 }
 
-/// `StandbyIsReady`: why this member may not take over from the primary now. Patroni asks the same in its own words; what it would refuse
-/// is not asked of it.
+/// `StandbyIsReady`: why this member may not take over from the primary now. Patroni has similar checks; quorate does not ask it for what
+/// it would refuse.
 pub fn unfit(view: &View<'_>, primary: &MemberName, member: &MemberName) -> Option<Unfit> {
     let Some(wish) = view.desired.members.get(member) else { return Some(Unfit::Leaves) };
     if view.desired.postgres().never_primary.contains(member) {
@@ -152,7 +152,7 @@ fn one_direction((lowered, raised): (Vec<String>, Vec<String>)) -> Result<Vec<St
     }
 }
 
-/// Why the primary has nobody to hand over to, ever: the tags of all others bar them.
+/// Why the primary can never hand over: the tags of all others prevent it.
 pub(crate) fn never_replaced(view: &View<'_>, primary: &MemberName) -> Option<UnsafeBecause> {
     let others: Vec<&MemberName> = view.desired.members.keys().filter(|member| *member != primary).collect();
     let barred = &view.desired.postgres().never_primary;
@@ -161,13 +161,13 @@ pub(crate) fn never_replaced(view: &View<'_>, primary: &MemberName) -> Option<Un
     all.then(|| UnsafeBecause::NoSuccessor { from: primary.clone(), unfit: unfit() })
 }
 
-/// In another etcd, Patroni of the members that are configured first would find no leader, and one of them would become a second primary.
-/// Of an etcd that others operate only its endpoints are known. They come and go, but not all at once.
+/// With another etcd, Patroni on the first configured members would find no leader, and one of them would become a second primary. For an
+/// etcd that others operate only the endpoints are known. They change, but not all at once.
 fn is_same_dcs(then: &str, now: &str) -> bool {
     then.split(',').any(|endpoint| now.split(',').any(|other| other == endpoint))
 }
 
-/// What an existing cluster keeps: the field, what it was then, and what the spec has now.
+/// Fixed settings of an existing cluster: the field, its value at creation, and the spec's value now.
 pub(crate) fn fixed_at_formation(wish: &Wish) -> Vec<(&'static str, &String, &String)> {
     let Some(then) = &wish.formed_with else { return Vec::new() };
     let now = &wish.form_with;
@@ -178,7 +178,7 @@ pub(crate) fn fixed_at_formation(wish: &Wish) -> Vec<(&'static str, &String, &St
     ]
 }
 
-/// PostgreSQL reads its CAs again when it is asked to, so it trusts what the machine has.
+/// PostgreSQL reloads its CAs, so it trusts those on the machine.
 pub(crate) fn trusts(facts: &Facts, key_id: &str) -> bool {
     let trust = facts.etcd.trust.get(&crate::model::TrustPlane::Peer);
     trust.is_some_and(|trust| trust.on_disk.contains(key_id))
@@ -275,7 +275,7 @@ fn was_never_used(seen: &Observation, member: &MemberName) -> bool {
     }
 }
 
-/// `DataDiesOnlyByConsent`: the machine of a former member is destroyed when it left the cluster and every wanted member is well.
+/// `DataDiesOnlyByConsent`: the machine of a former member is destroyed when it has left the cluster and every wanted member is healthy.
 pub(crate) fn may_clear_away(view: &View<'_>, member: &MemberName) -> bool {
     let desired = view.desired;
     let runs = view.seen.facts(member).and_then(postgres).is_some_and(|found| found.service != ServiceState::Stopped);
@@ -283,7 +283,7 @@ pub(crate) fn may_clear_away(view: &View<'_>, member: &MemberName) -> bool {
     desired.joined(member).is_none() && !runs && complete
 }
 
-/// How strong the cluster is while a step runs: how many members may fail before nobody is left to take over.
+/// The fault tolerance while a step runs: how many members may fail before none is left to take over.
 pub(crate) fn strength_during(view: &View<'_>, action: &Action) -> Option<Strength> {
     let Formation::Formed { .. } = &view.desired.postgres().formation else { return None };
     let Voters { all, healthy } = members(view);

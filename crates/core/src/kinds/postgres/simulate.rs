@@ -1,4 +1,4 @@
-//! The PostgreSQL of the simulated world: who is the primary, who streams, what the DCS holds.
+//! PostgreSQL in the simulated cluster: the primary, the streaming members and the DCS.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -67,7 +67,7 @@ impl World {
         self.ledger.postgres.passwords = Some(passwords);
     }
 
-    /// What an action does to PostgreSQL; the ledger's part is in `remember`.
+    /// The effect of an action on PostgreSQL; `remember` has the ledger's part.
     pub(crate) fn effect_on_postgres(&mut self, desired: &Desired, action: &Action) {
         let digest = |member: &MemberName| desired.members.get(member).map(|m| m.service_digest.clone());
         match action {

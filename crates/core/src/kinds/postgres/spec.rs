@@ -1,4 +1,4 @@
-//! What a spec says of PostgreSQL and Patroni.
+//! The spec of PostgreSQL and Patroni.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -47,15 +47,15 @@ pub struct PostgresSettings {
     /// Replication slots that Patroni keeps on whichever member is the primary. It drops one that is removed here.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub slots: Vec<Slot>,
-    /// Rules for `pg_hba.conf`: after those of the users that quorate itself needs, and before those that let in everybody with TLS and a
-    /// password and nobody else. Each must ask for TLS and for proof of who the client is, or reject.
+    /// Additional rules for `pg_hba.conf`. They come after the rules of quorate's own users, and before the last two, which accept everyone
+    /// with TLS and a password and reject everyone else. Each must require TLS and authentication, or reject.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pg_hba: Vec<String>,
     /// Locale of the data, as `initdb` takes it. It cannot be changed.
     #[serde(default = "default_locale")]
     #[schemars(length(min = 1))]
     pub locale: String,
-    /// HAProxy on the members: one port leads to the primary, one to replicas. If absent, there is none.
+    /// HAProxy on the members: one port for the primary, one for replicas. If absent, there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub haproxy: Option<Haproxy>,
     /// PgBouncer on members: clients share connections to the primary. It needs `haproxy`, through which it finds the primary. If absent, there
@@ -99,7 +99,7 @@ fn default_locale() -> String {
     String::from("C.UTF-8")
 }
 
-/// The etcd in which Patroni keeps its state: `cluster`, or `endpoints` with what is needed to reach them.
+/// The etcd in which Patroni keeps its state: `cluster`, or `endpoints` with a CA and a login.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Dcs {
@@ -189,7 +189,7 @@ pub struct Database {
 pub struct User {
     /// Name of the user.
     pub name: AuthName,
-    /// File with the password. If absent, quorate generates it. `quorate passwords rotate` takes up what was changed in the file.
+    /// File with the password. If absent, quorate generates it. `quorate passwords rotate` applies a changed file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
     pub password_file: Option<PathBuf>,
@@ -202,10 +202,10 @@ pub struct PasswordFiles {
     /// Of the user `postgres`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub superuser: Option<PathBuf>,
-    /// Of the user `replicator`, as whom standbys log in to the primary.
+    /// For the user `replicator`, with which standbys log in to the primary.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub replicator: Option<PathBuf>,
-    /// Of the user `rewinder`, for `pg_rewind`.
+    /// For the user `rewinder`, for `pg_rewind`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rewinder: Option<PathBuf>,
 }
@@ -265,14 +265,14 @@ pub struct Slot {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Haproxy {
-    /// The port that leads to the primary.
+    /// The port for the primary.
     pub primary_port: u16,
-    /// The port that leads to replicas that stream.
+    /// The port for streaming replicas.
     pub replica_port: u16,
     /// The members that it runs on. If absent, all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub members: Option<Vec<Name>>,
-    /// Machines that run it and nothing else. If absent, it runs on members.
+    /// Separate machines for it. If absent, it runs on members.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub machines: Option<Vec<MemberSpec>>,
     /// The maximum number of client connections of each HAProxy.
@@ -310,11 +310,11 @@ impl Haproxy {
     }
 }
 
-/// When a client gives up the connection that it was lent.
+/// When a client returns its server connection to the pool.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum PoolMode {
-    /// After each transaction. What belongs to a session, such as `SET`, `LISTEN` and prepared statements, does not work.
+    /// After each transaction. Session features such as `SET`, `LISTEN` and prepared statements do not work.
     #[default]
     Transaction,
     /// When it disconnects.
@@ -327,7 +327,7 @@ pub enum PoolMode {
 pub struct Pgbouncer {
     /// The port for clients.
     pub port: u16,
-    /// When a client gives up the connection that it was lent.
+    /// When a client returns its server connection to the pool.
     pub pool_mode: PoolMode,
     /// The maximum number of connections to the primary that each PgBouncer shares, for each user in each database.
     pub default_pool_size: u32,
@@ -365,7 +365,7 @@ impl PostgresSettings {
     }
 }
 
-/// What Patroni may do with one member.
+/// Patroni's tags for one member.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Tags {

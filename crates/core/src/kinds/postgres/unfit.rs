@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-/// A standby that lags by more is not switched over to: clients would wait for it.
+/// A standby that lags by more does not take over in a switchover: clients would wait for it.
 pub(crate) const MOST_LAG: u64 = 16 << 20;
 
 /// Why a member cannot take over from the primary.
@@ -14,7 +14,7 @@ pub enum Unfit {
     Leaves,
     /// Its tags say so.
     NeverPrimary,
-    /// How far it is, or how far the primary is, is not known.
+    /// Its position, or the primary's, is not known.
     Silent,
     NotStreaming,
     /// A commit does not wait for it, so it may lack some. Those that commits wait for are named as Patroni calls them.
@@ -27,7 +27,7 @@ pub enum Unfit {
 }
 
 impl Unfit {
-    /// One that can take over in its place.
+    /// Another member that can take over.
     pub(crate) fn other(&self) -> Option<&str> {
         match self {
             Unfit::NotSynchronous { standbys } => standbys.first().map(String::as_str),

@@ -1,4 +1,4 @@
-//! What a cluster of PostgreSQL should be, beyond what every cluster has.
+//! The desired state of a PostgreSQL cluster, in addition to what all clusters share.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,13 +24,13 @@ pub struct Wish {
     pub repository: Option<String>,
     pub form_with: FormedWith,
     pub formed_with: Option<FormedWith>,
-    /// Should a bootstrap begin now, this is its token.
+    /// The token of the next bootstrap.
     pub next_token: String,
-    /// Where Patroni keeps its state; absent while the etcd cluster cannot serve it yet, and why.
+    /// The etcd with Patroni's state; absent while it cannot serve it yet, with the reason.
     pub dcs: Result<Dcs, String>,
-    /// What the DCS should hold as the configuration of all members: JSON with sorted keys.
+    /// The desired shared configuration in the DCS: JSON with sorted keys.
     pub config: String,
-    /// How many standbys must confirm a commit. None: a commit waits for nobody.
+    /// How many standbys must confirm a commit. None: commits do not wait.
     pub synchronous: Option<usize>,
     /// Fingerprints of what passwords are checked with, by user.
     pub users: BTreeMap<String, String>,
@@ -68,13 +68,13 @@ impl Wish {
     }
 }
 
-/// Passwords that are being changed, known by fingerprints.
+/// Password changes in progress, identified by fingerprints.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RotationWish {
     pub stage: RotationStage,
     /// Whose, for people.
     pub users: Vec<String>,
-    /// What members say when they have taken up what is wanted of them; absent if it is none of their affair.
+    /// The members' confirmation that they have applied it; absent if members are not involved.
     pub mark: Option<String>,
 }
 

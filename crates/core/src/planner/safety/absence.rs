@@ -1,6 +1,6 @@
-//! Rule 8 for machines: what follows from not reaching one. It counts as dead after its grace time, or when the operator confirms it; never
-//! while a peer reaches it; and after the grace time only if enough peers report that they do not. An agent that does not answer, or
-//! does not say whom it reaches, counts as no report.
+//! Rule 8 for machines: what follows when one cannot be reached. It counts as dead when the operator confirms it, or after its grace time
+//! if enough peers report that they cannot reach it either; never while a peer reaches it. An agent that does not answer, or does not say
+//! whom it reaches, counts as no report.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -11,10 +11,10 @@ use crate::model::MemberName;
 use crate::planner::voters::{Voters, quorum};
 use crate::planner::{UnsafeBecause, View};
 
-/// An agent that is away for less than this is waited for, and nobody is bothered.
+/// If an agent is unreachable for less than this, quorate waits and reports nothing.
 const BLINK: SignedDuration = SignedDuration::from_secs(10);
 
-/// What follows from not seeing a machine.
+/// The consequence of an unreachable machine.
 pub enum Absence {
     /// It may be back in a moment: nothing is concluded yet.
     Brief,
@@ -22,7 +22,7 @@ pub enum Absence {
     Dead(String),
 }
 
-/// Judges an unreachable machine. `what` says how it is missed.
+/// Judges an unreachable machine. `what` describes the symptom.
 pub fn judge_absence(view: &View<'_>, member: &MemberName, what: &str) -> Result<Absence, UnsafeBecause> {
     let View { desired, seen, .. } = *view;
     // A former machine has no record, so only the operator can say that it is dead.
@@ -61,8 +61,8 @@ struct Peers {
     reach: BTreeSet<MemberName>,
     miss: usize,
     untold: BTreeSet<MemberName>,
-    /// How many must miss it. With the controller they make a quorum of those who could: so one more agent may be away in a cluster
-    /// of three, and two in one of five.
+    /// How many peers must report it unreachable. With the controller they make a quorum of those who could: so one more agent may
+    /// be unreachable in a cluster of three, and two in one of five.
     needed: usize,
 }
 
@@ -73,8 +73,8 @@ impl Peers {
         let told = |peer: &MemberName| seen.facts(peer)?.reaches.get(&address?).copied();
         let others: Vec<&MemberName> = desired.all_joined().filter(|peer| *peer != member).collect();
         let all = view.voters().all.max(1);
-        // Every report counts, also of machines that are no members yet: the successor of a lost machine reports in its place. Proxies
-        // are trusted with less.
+        // Every report counts, also from machines that are not members yet: the successor of a lost machine reports in its place.
+        // Proxies are less trusted.
         let counts = move |peer: &&MemberName| *peer != member && !desired.is_proxy(peer);
         let telling = |word: bool| seen.agents.keys().filter(counts).filter(move |peer| told(peer) == Some(word));
         Peers {
@@ -101,7 +101,7 @@ impl Peers {
     }
 }
 
-/// Where its machine is, or was when it joined.
+/// The address of its machine, or the one it had when it joined.
 fn address_of(view: &View<'_>, member: &MemberName) -> Option<IpAddr> {
     let View { desired, seen, .. } = *view;
     let machine = seen.machines.get()?.get(member).and_then(|machine| machine.address);

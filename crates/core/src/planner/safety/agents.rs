@@ -1,12 +1,12 @@
-//! What may not happen while an agent is exchanged for a newer one.
+//! What is forbidden while an agent is being upgraded.
 
 use jiff::SignedDuration;
 
 use crate::model::{MemberName, Seen};
 use crate::planner::View;
 
-/// Rule 9 for agents: while another agent is away that may come back, no agent is upgraded. It may be the one upgraded before, and what
-/// keeps it away may keep all others away too. One that counts as dead is not waited for.
+/// Rule 9 for agents: while another agent is unreachable and may return, no agent is upgraded. It may be the one that was upgraded
+/// last, and all others could fail in the same way. One that counts as dead does not matter.
 pub fn another_agent_is_away<'a>(view: &View<'a>, member: &MemberName) -> Option<(&'a MemberName, &'a str)> {
     let View { desired, seen, .. } = *view;
     let machines = seen.machines.get()?;

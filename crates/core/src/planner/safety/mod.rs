@@ -1,5 +1,5 @@
-//! The safety rules that every cluster shares. Every rule that keeps data and availability safe is here or in the room of the kind that it is
-//! about (`kinds/NAME/safety`), by name; the concerns ask, and never argue.
+//! The safety rules that all clusters share. Every rule that protects data and availability is here or in the folder of its kind
+//! (`kinds/NAME/safety`), by name. Concerns ask these rules and never override them.
 
 mod absence;
 mod agents;
@@ -36,7 +36,7 @@ pub fn fixed_at_formation(desired: &Desired) -> Vec<UnsafeBecause> {
             ("tls.key_algorithm", &then.key_algorithm, &now.key_algorithm),
             ("provider", &then.provider, &now.provider),
         ];
-        // Where the provider is another, its settings are too, and that it is another says enough.
+        // If the provider changes, so do its settings; the provider alone is enough to report.
         let machines =
             then.machines.iter().filter_map(|(field, was)| Some((field.as_str(), was, now.machines.get(field)?)));
         settings.into_iter().chain(machines)
@@ -77,7 +77,7 @@ pub fn authority_is_trusted(desired: &Desired) -> Result<(), UnsafeBecause> {
     }
 }
 
-/// Rule 11: an agent that has obeyed a later controller than the `last` one of this ledger shows that it is not the latest.
+/// Rule 11: an agent that has obeyed a later controller than the `last` one of this ledger shows that the ledger is not the latest.
 pub fn fence_is_current(last: u64, member: &MemberName, facts: &Facts) -> Result<(), UnsafeBecause> {
     let (ledger, agent) = (last, facts.fence);
     if agent <= ledger {
@@ -86,7 +86,7 @@ pub fn fence_is_current(last: u64, member: &MemberName, facts: &Facts) -> Result
     Err(UnsafeBecause::OlderLedger { member: member.clone(), what: "fencing number", ledger, agent })
 }
 
-/// Rule 11: a ledger that knows less than the agents is not the one that led them here.
+/// Rule 11: a ledger that knows less than the agents is not the one that configured them.
 pub fn ledger_is_current(desired: &Desired, member: &MemberName, facts: &Facts) -> Result<(), UnsafeBecause> {
     fence_is_current(desired.fence, member, facts)?;
     let older = |what, ledger, agent| UnsafeBecause::OlderLedger { member: member.clone(), what, ledger, agent };
@@ -94,7 +94,7 @@ pub fn ledger_is_current(desired: &Desired, member: &MemberName, facts: &Facts) 
     let digest = desired.machine(member).map(|m| &m.digest);
     match &facts.node_config {
         Some((generation, _)) if *generation > recorded => Err(older("configuration", recorded, *generation)),
-        // The agent would refuse it: other content under a generation that it holds already.
+        // The agent would refuse it: different content under a generation that it already has.
         Some((generation, held)) if *generation == recorded && Some(held) != digest => {
             Err(older("configuration", recorded, *generation))
         }

@@ -1,11 +1,11 @@
-//! What may not be decided while an agent still carries out an order.
+//! What must not be decided while an agent is still carrying out an order.
 
 use super::reboots;
 use crate::planner::{View, WaitingFor};
 
-/// Rules 1 and 9: an order under way is a change or a disturbance that no facts show yet. The controller that gave it may have been
-/// killed, so nobody waits for its answer; until it has ended, nothing else is begun. The machine that a member had
-/// before is not asked: a replacement does not wait for the old machine.
+/// Rules 1 and 9: an order in progress is a change or a disturbance that no facts show yet. Its controller may have been killed and
+/// not wait for the answer; until the order has ended, nothing else begins. The previous machine of a member does not count: a
+/// replacement does not wait for it.
 pub fn orders_under_way(view: &View<'_>) -> Vec<WaitingFor> {
     let View { desired, seen, .. } = *view;
     let busy = desired.machines().filter_map(|(member, _)| Some((member, seen.facts(member)?.busy.as_ref()?)));

@@ -1,5 +1,5 @@
-//! Rules of trust: peers must accept each other before, during and after a change of their CA. Who is not seen counts as
-//! one that trusts nothing new and shows what is old.
+//! Rules of trust: peers must accept each other before, during and after a change of their CA. An unreachable peer
+//! counts as one that trusts only the old CA and presents an old certificate.
 
 use crate::model::{CertificateUse, Facts};
 use crate::planner::View;
@@ -9,7 +9,7 @@ pub fn trusted_by_all(view: &View<'_>, key_id: &str) -> bool {
     every_member(view, |facts| view.desired.trusts(facts, key_id))
 }
 
-/// Whether every member shows its peers a certificate of this CA: only then may the others be dropped.
+/// Whether every member presents its peers a certificate of this CA: only then may the others be dropped.
 pub fn signs_for_all(view: &View<'_>, key_id: &str) -> bool {
     let shows = |facts: &Facts| {
         let shown = facts.certificates.get(&CertificateUse::Peer);

@@ -1,5 +1,5 @@
-//! Rules of proxies: machines that only lead clients to members. One of them keeps serving while another is changed, and none is touched
-//! while it keeps clients waiting for a switchover.
+//! Rules of proxies: machines that only forward clients to members. One proxy keeps serving while another is changed, and none is
+//! touched while clients wait in it for a switchover.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use crate::model::{MemberName, ServiceState};
 use crate::planner::machines::is_ours;
 use crate::planner::{UnsafeBecause, View};
 
-/// Whether a proxy runs all that it is to run.
+/// Whether a proxy runs everything that it should.
 pub fn serves(view: &View<'_>, proxy: &MemberName) -> bool {
     let View { desired, seen, .. } = *view;
     let Some(facts) = seen.facts(proxy) else { return false };
@@ -18,15 +18,15 @@ pub fn serves(view: &View<'_>, proxy: &MemberName) -> bool {
     }
 }
 
-/// A proxy that keeps clients waiting for a switchover, which may be the work of a controller that is gone. It lets them through by
-/// itself when the time is up. One that never does could be taken away by nobody, so the operator's consent to downtime counts more.
+/// A proxy that keeps clients waiting for a switchover, possibly for a controller that has exited. It releases them by itself when
+/// the time is up. If it never did, it could not be removed, so the operator's consent to downtime overrides this.
 pub fn held<'a>(view: &View<'a>) -> Option<&'a MemberName> {
     let View { desired, seen, .. } = *view;
     let holds = |proxy: &&MemberName| seen.facts(proxy).is_some_and(|facts| facts.holds_clients);
     seen.agents.keys().filter(|name| !desired.downtime && desired.is_proxy(name)).find(holds)
 }
 
-/// `ProxyServes`: may this proxy go, or reboot, now? All others must serve, and there must be others.
+/// `ProxyServes`: may this proxy be removed, or reboot, now? All others must serve, and there must be others.
 pub fn may_disturb_proxy(view: &View<'_>, proxy: &MemberName) -> Result<(), UnsafeBecause> {
     let desired = view.desired;
     if desired.downtime || !serves(view, proxy) {
@@ -40,8 +40,8 @@ pub fn may_disturb_proxy(view: &View<'_>, proxy: &MemberName) -> Result<(), Unsa
     }
 }
 
-/// `ProxyServes`: may the machine of a proxy go that the spec does not name, or that has a successor? All that the spec names must
-/// serve. If its successor is to have its address, the others must.
+/// `ProxyServes`: may the machine of a proxy be removed that the spec does not name, or that has a successor? All that the spec
+/// names must serve. If its successor needs its address, all others must serve.
 pub fn may_clear_away_proxy(view: &View<'_>, proxy: &MemberName) -> bool {
     let View { desired, seen, .. } = *view;
     let successor = desired.proxies.get(&proxy.seat().into()).and_then(|wish| wish.address);
@@ -53,7 +53,7 @@ pub fn may_clear_away_proxy(view: &View<'_>, proxy: &MemberName) -> bool {
     }
 }
 
-/// A configuration that broke one proxy reaches no other: each gets it when those that have it serve.
+/// A configuration that breaks one proxy reaches no other: each gets it when those that have it serve.
 pub fn may_configure_proxy(view: &View<'_>, proxy: &MemberName) -> Result<(), MemberName> {
     let View { desired, seen, .. } = *view;
     let fails = |(other, wish): &(&MemberName, &crate::model::DesiredMember)| {
@@ -65,7 +65,7 @@ pub fn may_configure_proxy(view: &View<'_>, proxy: &MemberName) -> Result<(), Me
     desired.proxies.iter().find(fails).map_or(Ok(()), |(other, _)| Err(other.clone()))
 }
 
-/// A machine stays what it was made for. A proxy is trusted with less than a member, and a member has data.
+/// A machine keeps its role. A proxy is less trusted than a member, and a member has data.
 pub fn roles_are_kept(view: &View<'_>) -> Vec<UnsafeBecause> {
     let View { desired, seen, .. } = *view;
     if desired.proxies.is_empty() && desired.known_proxies.is_empty() {

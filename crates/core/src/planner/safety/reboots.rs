@@ -1,4 +1,4 @@
-//! When a requested reboot is over, and what may not be concluded while a machine is away for it.
+//! When a requested reboot is complete, and what must not be concluded while a machine is rebooting.
 
 use jiff::SignedDuration;
 
@@ -11,7 +11,7 @@ const BETWEEN_OFF_AND_ON: SignedDuration = SignedDuration::from_secs(30);
 /// Of a boot's name, which goes into the ledger.
 const LONGEST_BOOT: usize = 128;
 
-/// How far the reboot of a machine has come that answers.
+/// The progress of a reboot, for a machine that answers.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Progress {
     NotBegun,
@@ -56,7 +56,8 @@ pub fn progress(reboot: &Reboot, facts: &Facts, fence: u64, is_healthy: bool) ->
     }
 }
 
-/// Rule 9: a machine that upgrades its packages or goes down is about to be disturbed, no matter which controller ordered it. Nothing else is begun.
+/// Rule 9: a machine that upgrades its packages or goes down is about to be disturbed, whichever controller ordered it. Nothing else
+/// begins.
 pub fn under_way(view: &View<'_>) -> Vec<WaitingFor> {
     let View { desired, seen, .. } = *view;
     let mut waiting = Vec::new();
@@ -73,8 +74,8 @@ pub fn under_way(view: &View<'_>) -> Vec<WaitingFor> {
     waiting
 }
 
-/// Whether a machine does not answer because it reboots. A controller waits for as long as a boot may take; so its wait ends, and
-/// says what it saw, before the machine counts like any other that is away.
+/// Whether a machine does not answer because it is rebooting. A controller waits as long as a boot may take; then it stops
+/// waiting and reports what it saw, before the machine counts as unreachable.
 pub fn is_away(view: &View<'_>, member: &MemberName) -> bool {
     unseen_while_rebooting(view, member).is_some_and(|unseen| unseen < view.desired.boots_within * 2)
 }

@@ -1,11 +1,11 @@
-//! Whose certificates may be refused.
+//! Which certificates may be revoked.
 
 use crate::model::{MachineSeen, MemberName};
 use crate::planner::View;
 
-/// Whether this machine is not part of the cluster any more, and never will be again. A list that refused a member would cut it
-/// off from its peers, so nothing less is enough: the provider does not have the machine, the ledger does not count on it, and
-/// the spec does not want it.
+/// Whether this machine no longer belongs to the cluster, and never will again. Revoking a member's certificates would cut it
+/// off from its peers, so all of these are required: the provider does not have the machine, the ledger does not depend on it,
+/// and the spec does not want it.
 pub fn is_gone(view: &View<'_>, member: &MemberName, incarnation: u64) -> bool {
     let View { desired, seen, .. } = *view;
     let Some(machines) = seen.machines.get() else { return false };

@@ -1,14 +1,14 @@
-//! What is believed of one agent's report. Numbers that agents report are compared with the ledger's and with each other's, so a
-//! machine that was taken over, or whose files are damaged, could steer or block the whole cluster with one absurd number. Such a
-//! number is that machine's problem alone: its agent counts as not seen, and the others are operated as usual.
+//! How far an agent's report is believed. Reported numbers are compared with the ledger's and with each other's. Otherwise one
+//! absurd number from a compromised machine, or from damaged files, could control or block the whole cluster. Such a number
+//! affects only its machine: the agent counts as unreachable, and the others are operated as usual.
 
 use crate::model::{AgentSeen, Distrust, Facts, Ledger, MemberName, Number};
 
-/// How far a fencing number or a generation may be ahead of the ledger. Both are raised by one with each run: with a run every
+/// How far a fencing number or a generation may be ahead of the ledger. Both increase by one with each run: with a run every
 /// second this is reached after 136 years.
 const MOST_RUNS: u64 = 1 << 32;
 
-/// What follows from an enrolled agent's report. A proxy is asked for nothing that only members know, and not heard if it says so.
+/// Judges an enrolled agent's report. A proxy is not asked for what only members know, and is ignored if it reports it.
 pub fn believe(ledger: &Ledger, member: &MemberName, mut facts: Box<Facts>) -> AgentSeen {
     if is_proxy(ledger, member.seat()) {
         (facts.postgres, facts.etcd.status) = (None, None);
@@ -25,9 +25,9 @@ pub fn is_absurd_fence(known: u64, told: u64) -> bool {
     is_beyond(known, told, MOST_RUNS)
 }
 
-/// Whether a machine that has obeyed a later controller shows that this ledger is not the latest. One that the ledger has given up shows
-/// nothing: it may have been replaced because it lies. Nor does any, once the operator has said that this ledger leads: it continues
-/// above whatever they remembered then.
+/// Whether a machine that has obeyed a later controller shows that this ledger is not the latest. A machine that the ledger has given up
+/// shows nothing: it may have been replaced because it is compromised. Nor does any, once the operator has confirmed this ledger as
+/// authoritative: it continues above whatever they remembered then.
 pub fn is_witness(ledger: &Ledger, seat: &str, incarnation: u64) -> bool {
     let wanted = ledger.members.iter().find(|(member, _)| member.as_str() == seat).map_or(0, |(_, m)| m.incarnation);
     ledger.older_accepted.is_none() && incarnation >= wanted && !is_proxy(ledger, seat)

@@ -1,4 +1,4 @@
-//! Certificates and trust in the simulated world.
+//! Certificates and trust in the simulated cluster.
 
 use std::collections::{BTreeMap, BTreeSet};
 

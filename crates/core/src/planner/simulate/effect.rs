@@ -1,4 +1,4 @@
-//! What each action does in the simulated world.
+//! The effect of each action on the simulated cluster.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -18,11 +18,11 @@ use crate::model::{
 use crate::planner::{Action, remember};
 use crate::spec::Signer;
 
-/// Of a load balancer that is not made yet.
+/// The name of a load balancer that does not exist yet.
 const IMAGINED_NAME: &str = "the name of the load balancer";
 
 impl World {
-    /// Carries out one action as a healthy world would.
+    /// Carries out one action as a healthy cluster would.
     pub fn perform(&mut self, desired: &Desired, action: &Action) {
         remember::before(&mut self.ledger, desired, action, self.now);
         if let Action::InstallCertificates { member, uses } = action {
@@ -33,8 +33,8 @@ impl World {
         self.look_again();
     }
 
-    /// What a new look brings: time has passed, machines are called as the ledger has it by now, and members that all run a newer
-    /// version have agreed to speak it.
+    /// The changes that a new observation shows: time has passed, machines have the ledger's current names, and members that all
+    /// run a newer version have raised the cluster version.
     pub fn look_again(&mut self) {
         if let Some(changed) = self.ledger.etcd.last_change.filter(|at| *at >= self.now) {
             self.now = changed + SignedDuration::from_secs(1);
@@ -57,7 +57,7 @@ impl World {
         self.agree();
     }
 
-    /// What the action does to the machines; the ledger's part is in `remember`.
+    /// The effect of the action on the machines; `remember` has the ledger's part.
     pub fn effect(&mut self, desired: &Desired, action: &Action) {
         match action {
             Action::MakeSecrets { kinds } => {
@@ -225,11 +225,11 @@ impl World {
         }
     }
 
-    /// `shared` is the CA that peers have shared with clients, in a cluster that was made so.
+    /// `shared` is the CA that peers share with clients, in a cluster that was created so.
     fn make_secret(&mut self, desired: &Desired, kind: SecretKind, shared: Option<&AuthorityRecord>) {
         let authority = |key_id: &str| AuthorityRecord {
             epoch: 1,
-            // A bundle with one CA more must differ from the one before.
+            // A bundle with one more CA must differ from the previous one.
             certificate: format!("{key_id}\n"),
             key: Some(Secret::new("")),
             key_id: key_id.to_owned(),
@@ -332,7 +332,7 @@ impl World {
         });
     }
 
-    /// What it ran starts with its machine.
+    /// What it ran starts together with its machine.
     fn reboot(&mut self, desired: &Desired, member: &MemberName, boot: &str, upgrade_packages: bool) {
         match desired.postgres {
             _ if desired.is_proxy(member) => {}

@@ -1,4 +1,4 @@
-//! Machines and their agents in the simulated world.
+//! Machines and their agents in the simulated cluster.
 
 use std::sync::Arc;
 
@@ -44,7 +44,7 @@ impl World {
     pub(super) fn keep(&mut self, member: &MemberName) {
         let Some(machine) = self.machines.get(member) else { return };
         let data = match &machine.agent {
-            // What has gone back in time is of no use to the next machine either.
+            // Outdated data is useless to the next machine too.
             SimAgent::Enrolled(facts) if facts.etcd.older.is_some() => DataSeen::Empty,
             SimAgent::Enrolled(facts) => facts.postgres.as_ref().map_or(&facts.etcd.data, |found| &found.data).clone(),
             SimAgent::Fresh { data, .. } => data.clone(),
@@ -55,7 +55,7 @@ impl World {
         self.kept.insert(member.seat().into(), data);
     }
 
-    /// What a member holds that was not asked: where the ledger counts on it, data of the present formation.
+    /// The data of an unobserved member: if the ledger counts on it, data of the current bootstrap.
     pub(super) fn expected_data(&self, member: &MemberName) -> DataSeen {
         let Some(token) = self.ledger.token_with(member) else { return DataSeen::Empty };
         let cluster_id = self.ledger.cluster_id.clone();
@@ -72,7 +72,7 @@ impl World {
         self.made
     }
 
-    /// A machine that was off comes up as it was left; where that was not seen, as the ledger remembers it.
+    /// A machine that was off starts in its last state; if that was not observed, in the ledger's.
     pub(super) fn start(&mut self, desired: &Desired, member: &MemberName) {
         self.touched = true;
         self.power(member, PowerState::On);
@@ -164,7 +164,7 @@ impl World {
         }
     }
 
-    /// What an agent of another protocol holds is taken to be as the ledger has it.
+    /// The state of an agent with another protocol is taken from the ledger.
     pub(super) fn upgrade_agent(&mut self, desired: &Desired, member: &MemberName, to: &Program) {
         let remembered = self.remembered(desired, member);
         let Some(machine) = self.machines.get_mut(member) else { return };

@@ -1,7 +1,7 @@
-//! The simulated world: machines, agents and etcds, as far as the planner can distinguish them from real ones.
+//! The simulated cluster: machines, agents and etcd members, in all that the planner can distinguish.
 //!
-//! `plan` runs `decide` against it until it settles. The model check lets an adversary loose in it. It promises nothing about time or data,
-//! only about what the planner looks at.
+//! `plan` runs `decide` against it until nothing is left to do. The model check adds an adversary. It makes no promise about time or data,
+//! only about what the planner observes.
 
 mod certificates;
 mod effect;

@@ -1,4 +1,4 @@
-//! The simulated world itself, how it begins and how it is observed.
+//! The state of the simulated cluster, how it begins and how it is observed.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -14,7 +14,7 @@ use crate::model::{
     MachineSeen, MemberName, Observation, PEER_PORT, Program, ProgramSeen, Seen, ServiceState, https_url,
 };
 
-/// An imagined cluster: the truth of each machine, whether it can be seen or not.
+/// A simulated cluster: the true state of each machine, whether it is visible or not.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct World {
     pub ledger: Ledger,
@@ -24,13 +24,13 @@ pub struct World {
     pub auth: AuthLook,
     /// Set while the provider does not answer.
     pub(crate) provider_away: Option<String>,
-    /// Whether anything was done to an etcd here, so what each of them reports must be simulated too.
+    /// Whether an etcd was changed here, so the report of each must be simulated too.
     pub(crate) touched: bool,
     /// etcd's number of the member that leads.
     pub(crate) leader: Option<u64>,
     /// Who belongs to the formed cluster.
     pub listed: Vec<SimListed>,
-    /// What all members have agreed to speak.
+    /// The cluster version.
     pub(crate) agreed: Option<Version>,
     /// The version of a downgrade that is enabled, until every member runs it.
     pub(crate) going_down: Option<Version>,
@@ -38,9 +38,9 @@ pub struct World {
     pub(crate) versions: BTreeMap<String, String>,
     /// Data that outlived the machines of these members.
     pub kept: BTreeMap<MemberName, DataSeen>,
-    /// What there is besides machines, or why that is not known.
+    /// The fixtures, or why they are not known.
     pub fixtures: Seen<Vec<FixtureSeen>>,
-    /// The number of the machine that was made last.
+    /// The number of the last created machine.
     pub(super) made: u8,
 }
 
@@ -54,21 +54,21 @@ pub struct SimMachine {
 pub enum SimAgent {
     Fresh {
         public_key: String,
-        /// What is on its disk already.
+        /// The data on its disk.
         data: DataSeen,
     },
-    /// Shared between copies of the world until one of them changes it.
+    /// Shared between copies of the simulation until one of them changes it.
     Enrolled(Arc<Facts>),
     /// Nothing that it reports is believed.
     Untrusted(Distrust),
     /// Only its program is known.
     OtherProtocol(ProgramSeen),
-    /// It was not seen, so nothing is imagined of it.
+    /// It was not observed, so nothing is simulated.
     Unknown { since: Timestamp, why: String },
 }
 
 impl World {
-    /// The world as it was seen. What was not seen stays unknown.
+    /// The cluster as observed. What was not observed stays unknown.
     pub fn imagine(ledger: Ledger, seen: Observation) -> Self {
         let now = seen.now;
         let mut world = World::empty(ledger, now);
@@ -103,7 +103,7 @@ impl World {
         world
     }
 
-    /// A world with nothing in it.
+    /// An empty simulation.
     pub fn empty(ledger: Ledger, now: Timestamp) -> Self {
         World {
             ledger,

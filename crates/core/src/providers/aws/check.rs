@@ -1,5 +1,5 @@
-//! Checks of instances that AWS makes: ids, zones, sizes and tags. What only AWS knows, such as whether an image exists, is found when
-//! instances are made.
+//! Checks of AWS instances: ids, zones, sizes and tags. What only AWS knows, such as whether an image exists, is checked when
+//! instances are created.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use crate::spec::{Kind, Millis, Size};
 /// No instance starts and boots faster.
 const LEAST_PATIENCE: Millis = Millis(10_000);
 const GIB: u64 = 1 << 30;
-/// Of gp3 and io2, which have the same.
+/// For gp3 and io2, which have the same limit.
 const LARGEST: u64 = 64 << 40;
 /// AWS allows 50 tags on a resource. The rest are quorate's.
 const MOST_TAGS: usize = 20;
@@ -117,7 +117,7 @@ fn network(settings: &AwsSettings, at: &impl Fn(&str) -> String, found: &mut Fin
     }
 }
 
-/// A VPC that quorate makes: nothing else says where machines are, and its parts have room for them.
+/// A VPC that quorate creates: nothing else says where machines are, and its parts have room for them.
 fn own_vpc(settings: &AwsSettings, cluster: &Cluster, found: &mut Findings) {
     let at = |field: &str| cluster.at(&format!("provider.aws.{field}"));
     let Some(range) = &settings.vpc_cidr else {
@@ -150,7 +150,7 @@ fn own_vpc(settings: &AwsSettings, cluster: &Cluster, found: &mut Findings) {
     if range.address.is_loopback() || range.address.is_multicast() || range.address.is_unspecified() {
         found.error(
             at("vpc_cidr"),
-            format!("{range} is no range for machines"),
+            format!("{range} is not a range for machines"),
             "use a private one, such as 10.99.0.0/16",
         );
     }
@@ -188,8 +188,8 @@ fn own_vpc(settings: &AwsSettings, cluster: &Cluster, found: &mut Findings) {
         if settings.access == Access::Firewall && limits.is_none() {
             found.warning(
                 at("vpc_cidr"),
-                "machines have public addresses, and the security group lets clients in from anywhere: only their certificates or \
-                 passwords are in the way",
+                "machines have public addresses, and the security group lets clients in from anywhere: only \
+                 certificates or passwords protect them",
                 "limit `host.firewall.clients_from`, or use `access: groups` or `internet: nat`",
             );
         }
@@ -204,7 +204,7 @@ fn no_letter(zone: &str, at: String, found: &mut Findings) {
     );
 }
 
-/// The address and the zone of a member in a VPC that quorate makes.
+/// The address and the zone of a member in a VPC that quorate creates.
 fn own_place(settings: &AwsSettings, member: &MemberSpec, within: impl Fn(&str) -> String, found: &mut Findings) {
     let layout = settings.vpc_cidr.as_ref().and_then(|range| Some((range, Layout::of(range)?)));
     let Some((range, layout)) = layout else { return };
@@ -233,12 +233,8 @@ fn own_place(settings: &AwsSettings, member: &MemberSpec, within: impl Fn(&str) 
         (Some(letter), _) => {
             let subnet = layout.subnet(&letter.to_string());
             if let Some(subnet) = subnet.filter(|subnet| is_reserved(subnet, address)) {
-                let message = format!("AWS keeps {address} for itself");
-                found.error(
-                    at,
-                    message,
-                    format!("the first four addresses of {subnet} and the last one are not given to machines"),
-                );
+                let message = format!("AWS reserves {address}");
+                found.error(at, message, format!("AWS reserves the first four addresses and the last one of {subnet}"));
             }
         }
     }
@@ -350,11 +346,7 @@ fn iops(settings: &AwsSettings, at: &impl Fn(&str) -> String, found: &mut Findin
     let name = settings.volume_type.name();
     match (settings.volume_type, settings.iops) {
         (VolumeType::Io2, None) => {
-            found.error(
-                at("volume_type"),
-                format!("{name} volumes have as many I/O operations as you buy"),
-                "add `iops`",
-            );
+            found.error(at("volume_type"), format!("{name} volumes have no default for `iops`"), "add `iops`");
         }
         (VolumeType::Gp2, Some(_)) => {
             found.error(at("iops"), format!("the I/O operations of {name} follow from its size"), "use gp3 or io2");
@@ -366,15 +358,16 @@ fn iops(settings: &AwsSettings, at: &impl Fn(&str) -> String, found: &mut Findin
     }
 }
 
-/// A load balancer has subnets that lead where it should be reached from.
+/// A load balancer needs subnets that are reachable from where its clients are.
 fn balancer(settings: &AwsSettings, cluster: &Cluster, found: &mut Findings) {
     let at = |field: &str| cluster.at(&format!("provider.aws.load_balancer{field}"));
     let Some(balancer) = &settings.load_balancer else { return };
     if cluster.spec.kind == Kind::Postgres {
         found.error(
             at(""),
-            "the load balancer leads clients to members of etcd, and only one member of PostgreSQL takes writes",
-            "remove it: with `postgres.haproxy` each member leads clients to the primary",
+            "the load balancer sends clients to all members of an etcd cluster, but only one member of PostgreSQL \
+             accepts writes",
+            "remove it: with `postgres.haproxy` each member forwards clients to the primary",
         );
     }
     for (n, id) in balancer.subnets.iter().enumerate() {
@@ -405,8 +398,8 @@ fn balancer(settings: &AwsSettings, cluster: &Cluster, found: &mut Findings) {
         if settings.security_groups.is_none() && settings.access == Access::Firewall && limits.is_none() {
             found.warning(
                 at(".scheme"),
-                "the load balancer has public addresses and lets clients in from anywhere: only their certificates or passwords are in \
-                 the way",
+                "the load balancer has public addresses and lets clients in from anywhere: only certificates or \
+                 passwords protect them",
                 "limit `host.firewall.clients_from`",
             );
         }
@@ -414,7 +407,7 @@ fn balancer(settings: &AwsSettings, cluster: &Cluster, found: &mut Findings) {
     brought_certificates(cluster, at(""), "the name that AWS gives to the load balancer", found);
 }
 
-/// Clients verify the name that they come by.
+/// Clients verify the name that they connect to.
 fn brought_certificates(cluster: &Cluster, at: String, name: &str, found: &mut Findings) {
     if cluster.spec.tls.given.is_some() {
         found.warning(
@@ -431,7 +424,7 @@ fn dns(settings: &AwsSettings, cluster: &Cluster, found: &mut Findings) {
     if cluster.spec.kind == Kind::Postgres {
         found.error(
             at(""),
-            "the names lead clients to members of etcd, and only one member of PostgreSQL takes writes",
+            "the names point to all members of an etcd cluster, but only one member of PostgreSQL accepts writes",
             "remove it, and make records of yours for the machines of `postgres.haproxy`",
         );
     }
@@ -506,13 +499,13 @@ fn tags(tags: &BTreeMap<String, String>, at: &impl Fn(&str) -> String, found: &m
         if key == "Name" || ["aws:", "quorate."].iter().any(|prefix| key.starts_with(prefix)) {
             found.error(
                 field,
-                format!("the tag `{key}` is not yours to give"),
-                "AWS has those that begin with `aws:`, quorate `Name` and those that begin with `quorate.`",
+                format!("the tag `{key}` is reserved"),
+                "AWS reserves names that begin with `aws:`; quorate sets `Name` and those that begin with `quorate.`",
             );
         } else if key.is_empty() || key.chars().count() > 128 || value.chars().count() > 256 {
             found.error(
                 field,
-                "AWS does not take this tag",
+                "AWS does not accept this tag",
                 "keys have 1 to 128 characters, values at most 256 of them",
             );
         }
@@ -540,12 +533,12 @@ fn member(settings: &AwsSettings, cluster: &Cluster, (entry, member): (&str, &Me
     match member.address {
         Some(address) if !address.is_ipv4() => found.error(
             within("address"),
-            format!("{address} is an address of IPv6"),
+            format!("{address} is an IPv6 address"),
             "interfaces that quorate creates on AWS have one IPv4 address",
         ),
         Some(address) if address.is_unspecified() || address.is_loopback() || address.is_multicast() => {
-            let message = format!("{address} is not an address of a machine on a network");
-            found.error(within("address"), message, "use one of its subnet");
+            let message = format!("{address} cannot be the address of a machine");
+            found.error(within("address"), message, "use an address of its subnet");
         }
         _ => own_place(settings, member, within, found),
     }

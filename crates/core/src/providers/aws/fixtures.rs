@@ -10,14 +10,14 @@ use super::AwsSettings;
 use crate::model::{FixtureId, FixtureKind, FixtureWish};
 use crate::spec::ClusterSpec;
 
-/// The setting of a load balancer that it has for life.
+/// The setting of a load balancer that cannot be changed.
 pub const SCHEME: &str = "scheme";
 
 /// A Network Load Balancer in front of etcd: TLS is passed through to members whose health page says that they serve.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct LoadBalancer {
-    /// From where it can be reached.
+    /// Where it can be reached from.
     pub scheme: Scheme,
     /// Its subnets, by id, one in each zone that members are in. If absent, one of the members' subnets in each zone.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -56,8 +56,8 @@ pub struct Dns {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
     pub zone_id: Option<String>,
-    /// The name in the zone. If absent, that of the cluster. With a load balancer it leads there. Without one it leads to the
-    /// members, each has a name below it, and SRV records list them for `--discovery-srv`.
+    /// The name in the zone. If absent, that of the cluster. It points to the load balancer if there is one. Otherwise it points to the
+    /// members, each member has a name below it, and SRV records list them for `--discovery-srv`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
     pub name: Option<String>,

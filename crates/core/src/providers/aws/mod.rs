@@ -1,5 +1,5 @@
-//! The provider `aws` as types: where instances are made, what they are made of, and how they get their seed. Credentials are not part of
-//! a spec: they come from where every AWS tool takes them.
+//! The provider `aws` as types: where instances are created, from what, and how they get their seed. The spec contains no credentials:
+//! they come from the usual sources of AWS tools.
 
 mod check;
 mod fixtures;
@@ -39,7 +39,7 @@ pub struct AwsSettings {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
     pub profile: Option<String>,
-    /// Where the API is, for an endpoint in a VPC or for a test. Without TLS only on a loopback or link-local address. If absent,
+    /// URL of the API, for an endpoint in a VPC or for a test. Without TLS only on a loopback or link-local address. If absent,
     /// `AWS_ENDPOINT_URL`, or the endpoint of the region.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "uri"))]
@@ -48,11 +48,11 @@ pub struct AwsSettings {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
     pub vpc: Option<String>,
-    /// The range of a VPC that quorate makes for this cluster, in place of an existing one, such as `10.99.0.0/16`. It gets a subnet in
+    /// The range of a VPC that quorate creates for this cluster, in place of an existing one, such as `10.99.0.0/16`. It gets a subnet in
     /// each zone, and is deleted with the cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vpc_cidr: Option<AddressRange>,
-    /// How machines in the VPC that quorate makes reach the Internet.
+    /// How machines in the VPC that quorate creates reach the Internet.
     #[serde(default)]
     pub internet: Internet,
     /// Subnets of one VPC, by id: the only ones that machines are in.
@@ -84,7 +84,7 @@ pub struct AwsSettings {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
     pub instance_profile: Option<String>,
-    /// Security groups of yours for each instance, by id. quorate does not change them. If absent, quorate makes a group from the
+    /// Existing security groups for each instance, by id. quorate does not change them. If absent, quorate creates a group from the
     /// settings of the firewall.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub security_groups: Option<Vec<String>>,
@@ -112,7 +112,7 @@ pub struct AwsSettings {
     /// A name for the cluster in Route53. If absent, none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dns: Option<Dns>,
-    /// Tags for everything that quorate makes, besides its own.
+    /// Tags for everything that quorate creates, in addition to its own.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub tags: BTreeMap<String, String>,
     /// Refused: spot instances are taken away several at a time, which ends a quorum.
@@ -141,7 +141,7 @@ pub enum Internet {
     /// Through an internet gateway. Each machine has a public address, behind its security groups.
     #[default]
     Public,
-    /// Through one NAT gateway, which costs extra. Nobody outside reaches the machines.
+    /// Through one NAT gateway, which costs extra. Machines cannot be reached from outside.
     Nat,
 }
 
@@ -196,12 +196,12 @@ impl fmt::Display for Image {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum SeedFormat {
-    /// By cloud-init, as on Debian and Ubuntu.
+    /// By cloud-init, for Debian and Ubuntu.
     #[default]
     CloudInit,
-    /// By Ignition, as on Flatcar and Fedora CoreOS.
+    /// By Ignition, for Flatcar and Fedora CoreOS.
     Ignition,
-    /// By quorate itself, as on images of `quorate image build --ec2`.
+    /// By quorate itself, for images of `quorate image build --ec2`.
     Quorate,
 }
 

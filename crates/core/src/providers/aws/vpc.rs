@@ -1,5 +1,5 @@
-//! How the range of a VPC that quorate makes is divided: into eight parts of equal size. A zone has the part of its letter, so that neither
-//! the order of zones nor a further one moves any of them. The last part is for a NAT gateway.
+//! Divides the range of a VPC that quorate creates into eight parts of equal size. The letter of a zone selects its part, so neither the
+//! order of zones nor an additional zone moves any of them. The last part is for a NAT gateway.
 
 use std::net::IpAddr;
 

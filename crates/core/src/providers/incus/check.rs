@@ -1,5 +1,5 @@
-//! Checks of instances that Incus makes: names, addresses, sizes, and what a container cannot have. What only the server knows, such as
-//! whether a pool exists, is found when instances are made.
+//! Checks of Incus instances: names, addresses, sizes, and settings that containers do not support. What only the server knows, such as
+//! whether a pool exists, is checked when instances are created.
 
 use std::net::IpAddr;
 
@@ -157,6 +157,6 @@ fn member(settings: &IncusSettings, cluster: &Cluster, (entry, member): (&str, &
 
 fn address(address: IpAddr, at: String, found: &mut Findings) {
     if address.is_unspecified() || address.is_loopback() || address.is_multicast() {
-        found.error(at, format!("{address} is not an address of a machine on a network"), "use one of its network");
+        found.error(at, format!("{address} cannot be the address of a machine"), "use an address of its network");
     }
 }

@@ -1,4 +1,4 @@
-//! The provider `incus` as types: which server, what instances are made of, and how they are connected.
+//! The provider `incus` as types: which server, what instances are created from, and how they are connected.
 
 mod check;
 

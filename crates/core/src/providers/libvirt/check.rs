@@ -1,5 +1,5 @@
-//! Checks of machines that libvirt makes: interfaces and addresses, disks, who may log in. What only libvirt itself knows, such
-//! as whether a pool exists, is found when machines are made.
+//! Checks of libvirt machines: interfaces and addresses, disks, who may log in. What only libvirt knows, such as whether a pool
+//! exists, is checked when machines are created.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -84,7 +84,7 @@ fn size(cluster: &Cluster, settings: &LibvirtSettings, found: &mut Findings) {
     }
 }
 
-/// What `virsh` would not even try. Whether it is reached shows when machines are looked for.
+/// Addresses that `virsh` cannot use. Whether libvirt can be reached shows when machines are listed.
 fn hypervisor(uri: Option<&str>, at: String, found: &mut Findings) {
     let Some(uri) = uri else { return };
     if !uri.contains("://") || uri.contains(char::is_whitespace) || uri.starts_with('-') {
@@ -210,8 +210,8 @@ fn addresses(interface: &InterfaceSpec, at: &impl Fn(&str) -> String, found: &mu
     if address.is_unspecified() || address.is_loopback() || address.is_multicast() {
         found.error(
             at("address"),
-            format!("{address} is no address of a machine on a network"),
-            "use one of its network",
+            format!("{address} cannot be the address of a machine"),
+            "use an address of its network",
         );
     } else if is_first_or_last(*address, *prefix) {
         let message = format!("{address} is the first or last address of its network, which no host can have");

@@ -21,7 +21,7 @@ pub(super) const TEMPLATE: &str = include_str!("template.yaml");
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct LibvirtSettings {
-    /// How libvirt is reached, as `virsh --connect` takes it. A member may have its own.
+    /// URI of libvirt, as for `virsh --connect`. A member may have another.
     #[serde(default = "default_uri")]
     #[schemars(length(min = 1))]
     pub uri: String,
@@ -40,13 +40,13 @@ pub struct LibvirtSettings {
     /// Memory of each machine; a member may have its own size.
     #[serde(default = "default_memory")]
     pub memory: Size,
-    /// Whether machines run on the processor itself or are emulated.
+    /// Whether machines use KVM or are emulated.
     #[serde(default)]
     pub acceleration: Acceleration,
     /// How long to wait for a machine to boot and its agent to answer.
     #[serde(default = "default_boot_patience")]
     pub boot_patience: Millis,
-    /// The small disk from which a machine learns what it is.
+    /// The seed disk: a small disk with a machine's settings.
     #[serde(default)]
     pub cloud_init: CloudInitSettings,
     /// Who may log in to the machines.
@@ -81,18 +81,18 @@ pub fn is_here(uri: &str) -> bool {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct MachineSettings {
-    /// How the libvirt is reached that its machine is on. If absent, that of the provider. A member whose `uri` changes gets a new
-    /// machine there and copies its data from the others.
+    /// URI of the libvirt that runs its machine. If absent, that of the provider. A member whose `uri` changes gets a new machine there and
+    /// copies its data from the others.
     #[schemars(length(min = 1))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub uri: Option<String>,
     /// Its network interfaces, in order. etcd is at the address of the first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub interfaces: Vec<InterfaceSpec>,
-    /// A volume of the operator's own to boot from, `NAME` or `POOL/NAME`.
+    /// An existing volume to boot from, `NAME` or `POOL/NAME`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub root_volume: Option<VolumeName>,
-    /// A volume of the operator's own for etcd's data. It is formatted when empty, never otherwise.
+    /// An existing volume for etcd's data. It is formatted only if it is empty.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub data_volume: Option<VolumeName>,
     /// The size of its data volume. If absent, that of the provider.
@@ -126,7 +126,7 @@ impl MachineSettings {
         MachineSettings { data_volume: None, data_size: Some(Size(0)), ..self.clone() }
     }
 
-    /// Whether no packet of the host comes to the machine.
+    /// Whether the host cannot send packets to the machine.
     pub fn is_on_macvtap_alone(&self) -> bool {
         !self.interfaces.is_empty() && self.interfaces.iter().all(|i| matches!(i.to, Attachment::Macvtap(_)))
     }
@@ -208,25 +208,25 @@ pub struct ImageSettings {
     /// The size of a root disk. If absent, that of the image.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub root_size: Option<Size>,
-    /// Whether the image carries quorate's agent, so that the seed disk need not.
+    /// Whether the image contains quorate's agent. If not, the seed disk has it.
     #[serde(default)]
     pub has_agent: bool,
 }
 
-/// Whether machines run on the processor itself or are emulated.
+/// Whether machines use KVM or are emulated.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Acceleration {
-    /// On the processor where a trial machine boots so, else emulated.
+    /// KVM if a trial machine boots with it, otherwise emulation.
     #[default]
     Probe,
-    /// On the processor.
+    /// With KVM.
     Kvm,
     /// Emulated, many times slower.
     Emulation,
 }
 
-/// The small disk from which a machine learns what it is.
+/// The seed disk: a small disk with a machine's settings.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct CloudInitSettings {

@@ -1,4 +1,4 @@
-//! Checks of addresses that members of the provider `local` pin, and of what their networks cannot do.
+//! Checks of pinned addresses under the provider `local`, and of what its networks do not support.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

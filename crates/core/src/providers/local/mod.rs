@@ -32,7 +32,7 @@ pub enum Network {
     /// Each machine has its address in 127.0.0.0/8.
     #[default]
     Loopback,
-    /// Each machine has its own network namespace, which reaches only the cluster's other machines.
+    /// Each machine has a network namespace that reaches only the cluster's other machines.
     Netns,
 }
 

@@ -1,5 +1,5 @@
-//! Checks of servers that OpenStack makes: names, addresses and sizes. What only the cloud knows, such as whether an image exists, is
-//! found when servers are made.
+//! Checks of OpenStack servers: names, addresses and sizes. What only the cloud knows, such as whether an image exists, is checked
+//! when servers are created.
 
 use std::net::IpAddr;
 
@@ -155,7 +155,7 @@ fn member(settings: &OpenstackSettings, cluster: &Cluster, (entry, member): (&st
     {
         found.error(
             within("address"),
-            format!("floating IPs lead to addresses of IPv4, and {address} is one of IPv6"),
+            format!("a floating IP needs an IPv4 address, and {address} is an IPv6 address"),
             "leave out `floating_network` and `floating_ip`, or give the member an address of IPv4",
         );
     }
@@ -182,8 +182,8 @@ fn member(settings: &OpenstackSettings, cluster: &Cluster, (entry, member): (&st
 
 fn address(address: IpAddr, at: String, found: &mut Findings) {
     if address.is_unspecified() || address.is_loopback() || address.is_multicast() {
-        let message = format!("{address} is not an address of a machine on a network");
-        found.error(at, message, "use one of its subnet");
+        let message = format!("{address} cannot be the address of a machine");
+        found.error(at, message, "use an address of its subnet");
     }
 }
 

@@ -1,5 +1,5 @@
-//! The provider `openstack` as types: which cloud, what servers are made of, and how they are connected. Credentials are not part of a
-//! spec: they come from `clouds.yaml` or the environment, as for every OpenStack tool.
+//! The provider `openstack` as types: which cloud, what servers are created from, and how they are connected. The spec contains no
+//! credentials: they come from `clouds.yaml` or the environment, as for every OpenStack tool.
 
 mod check;
 
@@ -71,8 +71,8 @@ pub struct OpenstackSettings {
     /// Whether members share a host.
     #[serde(default)]
     pub spread: Spread,
-    /// Security groups of yours for each port, by name or id; empty on a network without port security. quorate does not change
-    /// them. If absent, quorate makes a group from the settings of the firewall.
+    /// Existing security groups for each port, by name or id; empty on a network without port security. quorate does not change them. If
+    /// absent, quorate creates a group from the settings of the firewall.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub security_groups: Option<Vec<String>>,
     /// Who may connect through the security groups that quorate creates.
@@ -108,7 +108,7 @@ fn default_boot_patience() -> Millis {
     Millis(600_000)
 }
 
-/// Whether members share a host: the policy of the server group that quorate makes for the cluster.
+/// Whether members share a host: the policy of the server group that quorate creates for the cluster.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Spread {
@@ -138,11 +138,11 @@ impl fmt::Display for Spread {
     }
 }
 
-/// A further interface of a server: on a network, or with a port of yours.
+/// A further interface of a server: on a network, or with an existing port.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct MorePort {
-    /// The network, by name or id; quorate makes the port.
+    /// The network, by name or id; quorate creates the port.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
     pub network: Option<String>,
@@ -150,10 +150,10 @@ pub struct MorePort {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
     pub subnet: Option<String>,
-    /// Its address there, for one member alone. If absent, OpenStack chooses.
+    /// Its address there, for one member only. If absent, OpenStack chooses.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub address: Option<IpAddr>,
-    /// A port of yours, by id, instead of a network; for one member alone. quorate does not change or delete it.
+    /// An existing port, by id, instead of a network; for one member only. quorate does not change or delete it.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
     pub port: Option<String>,
@@ -176,9 +176,9 @@ impl fmt::Display for MorePort {
 /// Where a member's floating IP comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Floating<'a> {
-    /// quorate makes it, from this external network.
+    /// quorate creates it, from this external network.
     Of(&'a str),
-    /// It is the operator's, by id.
+    /// An existing one, by id.
     Given(&'a str),
 }
 
@@ -194,7 +194,7 @@ pub struct ServerSettings {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
     pub availability_zone: Option<String>,
-    /// A port of yours, by id. quorate does not change or delete it. If absent, quorate makes one.
+    /// An existing port, by id. quorate does not change or delete it. If absent, quorate creates one.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
     pub port: Option<String>,
@@ -205,7 +205,7 @@ pub struct ServerSettings {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
     pub floating_network: Option<String>,
-    /// A floating IP of yours, by id. quorate leads it to the member's server and does not delete it.
+    /// An existing floating IP, by id. quorate assigns it to the member's server and does not delete it.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
     pub floating_ip: Option<String>,
@@ -283,7 +283,7 @@ pub const VOLUME_TYPE: &str = "volume type";
 /// The part of a build that says in which zone its volumes are.
 pub const VOLUME_ZONE: &str = "volume zone";
 
-/// Where the data is that outlives a machine. A volume keeps its type and its zone, so other ones mean another volume.
+/// The place of the data that outlives a machine. A volume keeps its type and its zone, so a change means another volume.
 pub fn data_of(build: &Build) -> Option<String> {
     let volume = build.data()?;
     let part = |what: &str, name: &str| build.part(name).map(|value| format!(" {what} {value}")).unwrap_or_default();

@@ -1,5 +1,5 @@
-//! Checks of the `backup` settings: places, schedule, retention, recipients and compression. No store is asked and no file is
-//! opened here.
+//! Checks of the `backup` settings: places, schedule, retention, recipients and compression. Contacts no store and opens no
+//! file.
 
 use super::{Cluster, Findings};
 use crate::spec::{BackupSettings, Destination, Keep, Kind, Millis, S3Destination};

@@ -1,5 +1,5 @@
-//! Checks of the `host` settings: where the time comes from, who would be cut off, and what goes into files that other
-//! programs read.
+//! Checks of the `host` settings: the source of the time, who would be cut off, and values that go into other programs'
+//! files.
 
 use super::other_etcd::{WayIn, endpoints, is_host};
 use super::{Cluster, Findings};

@@ -1,5 +1,5 @@
-//! What fields of a spec mean together: names, addresses and counts here, one file each for etcd, TLS, auth, backups and hosts. A
-//! check gives the facts and the way out, and never stops the ones after it.
+//! Checks that involve several fields of a spec: names, addresses and counts here; etcd, TLS, auth, backups and hosts in one file
+//! each. A check states the facts and the remedy, and never prevents later checks.
 
 mod backup;
 mod host;
@@ -74,7 +74,7 @@ impl Findings<'_> {
         self.document.locate(&self.places.in_file(path)).line
     }
 
-    /// Reports each key that came before. `what` names it in a sentence.
+    /// Reports each duplicate key. `what` names it in a sentence.
     pub(crate) fn repeated<K: Eq + Hash>(
         &mut self,
         keys: impl Iterator<Item = K>,
@@ -105,8 +105,8 @@ impl Cluster<'_> {
         format!("clusters[{}].{field}", self.index)
     }
 
-    /// The memory of the members' machines in bytes, the smallest, and whose it is. None: only the provider knows. What this host has is
-    /// what its processes and containers can use; a virtual machine elsewhere has nothing to do with it.
+    /// The smallest memory of the members' machines in bytes, and its owner. None: only the provider knows. For processes and containers
+    /// it is this host's memory; virtual machines elsewhere are independent of it.
     pub(crate) fn memory(&self, host: &HostFacts) -> Option<(u64, &'static str)> {
         let settings = self.spec.provider.settings();
         match self.spec.members.iter().filter_map(|member| settings.memory(member)).min() {

@@ -2,7 +2,7 @@
 
 use super::Findings;
 
-/// Which files and names of a login are there.
+/// The given parts of a login.
 pub(crate) struct WayIn {
     /// The certificate, and its key.
     pub certificate: (bool, bool),
@@ -11,7 +11,7 @@ pub(crate) struct WayIn {
 }
 
 impl WayIn {
-    /// Whether all that goes together is there, and there is a login at all.
+    /// Whether the parts are complete, and there is a login at all.
     pub(crate) fn check(&self, at: impl Fn(&str) -> String, found: &mut Findings) -> bool {
         let (what, hint) = match (self.certificate, self.password) {
             ((true, false) | (false, true), _) => {

@@ -1,5 +1,4 @@
-//! Checks of the `tls` settings: which belong together, and validities that fit into each other. Files are not opened
-//! here.
+//! Checks of the `tls` settings: fields that belong together, and validity periods that must fit. Opens no file.
 
 use super::{Cluster, Findings};
 use crate::spec::{GivenCertificates, TlsSettings, Validity, nearest};
@@ -75,7 +74,7 @@ fn given_certificates(cluster: &Cluster, given: &GivenCertificates, found: &mut 
     }
 }
 
-/// Settings that only matter for certificates which quorate makes, and differ from their defaults all the same.
+/// Settings that only matter for certificates that quorate creates, and that differ from their defaults.
 fn settings_without_effect(cluster: &Cluster, found: &mut Findings) {
     let (tls, default) = (&cluster.spec.tls, TlsSettings::default());
     let given = tls.given.is_some();

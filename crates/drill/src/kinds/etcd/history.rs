@@ -1,6 +1,6 @@
-//! What happened in a drill, as it was recorded: every operation of every client with its moments and its answer, what the watches
-//! showed, what was read at the end, and the faults and steps in between. It is plain data, written as JSON lines, so that a verdict
-//! can be reached again from the file alone.
+//! The recorded history of a drill: every operation of every client with its times and its answer, the events of the watches, the
+//! final reads, and the faults and steps in between. Plain data, written as JSON lines, so the verdict can be reached again from the
+//! file alone.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -30,16 +30,16 @@ pub struct Head {
     /// As the spec had it when the run began.
     pub etcd_version: String,
     pub scenario: String,
-    /// What clients were allowed to notice.
+    /// The disturbance that clients may notice.
     pub downtime: Downtime,
     pub began: Timestamp,
     pub clients: u32,
     pub watchers: u32,
-    /// What the clients' choices followed from.
+    /// The seed of the clients' choices.
     pub seed: u64,
     /// When the last operation had ended.
     pub ended: Moment,
-    /// What a restore took back, if there was one.
+    /// The writes that a restore reverted, if there was one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub taken_back: Option<TakenBack>,
 }
@@ -219,7 +219,7 @@ impl fmt::Display for Operation {
     }
 }
 
-/// What a key holds, for people.
+/// The value of a key, for people.
 pub struct Version<'a>(pub Option<&'a Found>);
 
 impl fmt::Display for Version<'_> {

@@ -1,4 +1,4 @@
-//! Drills of etcd: clients put, get, swap and delete shared keys, and what all of them saw must be linearizable.
+//! Drills of etcd: clients put, get, swap and delete shared keys, and the history must be linearizable.
 
 pub mod check;
 pub mod history;

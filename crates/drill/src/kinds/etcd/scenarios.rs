@@ -1,4 +1,4 @@
-//! What can happen to a cluster of etcd.
+//! The scenarios of etcd clusters.
 
 use quorate_core::spec::Kind;
 

@@ -1,4 +1,4 @@
-//! What a stage must know of etcd: who leads, who learns, and what a recovery or a restore needs.
+//! What a stage must know about etcd: the leader, learners, and what a recovery or a restore needs.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

@@ -1,5 +1,5 @@
-//! What must be so when a cluster has settled after a fault: one formation, the members of the spec and no other, nothing left behind,
-//! the same data everywhere, and a controller that finds nothing to do.
+//! The required final state of an etcd cluster after a fault: one bootstrap, exactly the members of the spec, nothing left behind, the
+//! same data everywhere, and a controller that finds nothing to do.
 
 use std::collections::BTreeSet;
 

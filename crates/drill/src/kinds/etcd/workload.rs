@@ -1,5 +1,5 @@
 //! The workload: clients that put, get, swap and delete a few shared keys through all endpoints, a lease that is kept alive, and watches
-//! of all of it.
+//! of all keys.
 //!
 //! Everything is below one prefix and is removed at the end. It records and does not judge.
 
@@ -26,7 +26,7 @@ const DRILLS: &str = "/quorate-drill/";
 /// Bounds a request: a member that is stopped must not hold a client up for long.
 const REQUEST_TIMEOUT: Duration = Duration::from_millis(1500);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
-/// How often the endpoints are looked up: members come and go.
+/// How often the endpoints are looked up, because members change.
 const LOOK_UP: Duration = Duration::from_millis(300);
 /// How long the watches may take to begin, and to show the last write.
 const WATCH_PATIENCE: Duration = Duration::from_secs(20);
@@ -34,7 +34,7 @@ const WATCH_PATIENCE: Duration = Duration::from_secs(20);
 const END_PATIENCE: Duration = Duration::from_secs(20);
 const AFTER_FAILURE: Duration = Duration::from_millis(50);
 
-/// As whom the clients come.
+/// The login of the clients.
 #[derive(Clone)]
 pub struct Access {
     pub ca: String,
@@ -61,7 +61,7 @@ impl Access {
 
 /// Says where clients can connect now.
 pub struct Endpoints {
-    /// Wherever a machine is: of a member, or of one that comes or goes.
+    /// The addresses of all machines, including those of members that join or leave.
     pub all: Box<dyn Fn() -> Vec<String> + Send>,
     /// Of the members that are wished for.
     pub wished: Box<dyn Fn() -> Vec<String> + Send + Sync>,
@@ -88,7 +88,7 @@ pub fn start(
     Workload::start(clock, move |orders, begun| shared.run(load, endpoints, orders, begun))
 }
 
-/// What all tasks of a workload have in common.
+/// State shared by all tasks of a workload.
 #[derive(Clone)]
 struct Shared {
     access: Arc<Access>,

@@ -1,5 +1,5 @@
-//! What happened in a drill of PostgreSQL, as it was recorded: every transaction of every client with its moments and its answer, what
-//! sessions on replicas read, which members were writable when, what was read at the end, and the faults and steps in between.
+//! The recorded history of a PostgreSQL drill: every transaction of every client with its times and its answer, reads of sessions on
+//! replicas, which members were writable when, the final reads, and the faults and steps in between.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,7 +19,7 @@ pub struct History {
     pub operations: Vec<Operation>,
     pub replica_reads: Vec<ReplicaRead>,
     pub reigns: Vec<Reign>,
-    /// What there was at the end, as read from every member.
+    /// The final data, as read from every member.
     pub finals: Vec<FinalRead>,
     pub marks: Vec<Mark>,
 }
@@ -30,12 +30,12 @@ pub struct Head {
     /// The major version.
     pub version: String,
     pub scenario: String,
-    /// What clients were allowed to notice.
+    /// The disturbance that clients may notice.
     pub downtime: Downtime,
     pub began: Timestamp,
     pub clients: u32,
     pub readers: u32,
-    /// What the clients' choices followed from.
+    /// The seed of the clients' choices.
     pub seed: u64,
     pub accounts: u32,
     /// Of each account at the beginning.
@@ -88,7 +88,7 @@ pub enum Call {
     Number { list: i32, value: String },
     /// From one account to another, with a row that says so. At SERIALIZABLE the new balances are computed by the client.
     Transfer { from: i32, to: i32, amount: i64, value: String, serializable: bool },
-    /// What a client of the primary sees.
+    /// The view of a client of the primary.
     Read,
 }
 

@@ -1,4 +1,4 @@
-//! Where clients can connect now, and as whom: members and proxies come and go, and passwords change.
+//! Where clients can connect now, and as which user: members and proxies change, and so do passwords.
 
 use std::net::SocketAddr;
 
@@ -14,7 +14,7 @@ use crate::{DrillError, Site};
 pub(super) struct Lookup(pub(super) Site);
 
 impl Lookup {
-    /// Wherever a machine is: of a member, or of one that comes or goes.
+    /// The addresses of all machines, including those of members that join or leave.
     pub(super) fn hosts(&self) -> Vec<Host> {
         self.0.every_machine().iter().map(host).collect()
     }

@@ -1,8 +1,8 @@
-//! Drills of PostgreSQL: clients append rows and transfer balances, at READ COMMITTED and SERIALIZABLE. No commit that was acknowledged may be
-//! lost or happen twice, transfers keep the sum, a session on a replica never goes back in time, and there is one primary.
+//! Drills of PostgreSQL: clients append rows and transfer balances, at READ COMMITTED and SERIALIZABLE. No acknowledged commit may be lost
+//! or happen twice, transfers keep the sum, a session on a replica never goes back in time, and there is one primary.
 //!
-//! The clients speak PostgreSQL's protocol themselves (`tokio-postgres`): of each transaction it must be known whether its commit was sent
-//! and what PostgreSQL answered, which the text of a `psql` in a pipe does not tell, and a client that hangs must cost nothing.
+//! The clients use PostgreSQL's protocol directly (`tokio-postgres`): for each transaction it must be known whether its commit was sent and
+//! how PostgreSQL answered, which the output of a `psql` in a pipe does not show, and a hanging client must not cost a process.
 
 pub mod check;
 pub mod history;

@@ -1,4 +1,4 @@
-//! What can happen to a cluster of PostgreSQL, to the etcd cluster below it, and what clients may notice.
+//! The scenarios of PostgreSQL clusters and of the etcd cluster below them, and what clients may notice.
 
 use std::time::Duration;
 

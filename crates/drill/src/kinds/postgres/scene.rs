@@ -1,4 +1,5 @@
-//! What a stage must know of PostgreSQL: who is the primary, whom commits wait for, who is being cloned, and which etcd is below.
+//! What a stage must know about PostgreSQL: the primary, the synchronous standbys, members that are being cloned, and the etcd cluster
+//! below.
 
 use std::time::{Duration, Instant};
 

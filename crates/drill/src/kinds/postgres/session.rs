@@ -1,5 +1,5 @@
-//! Connections to PostgreSQL as libpq would make them: TLS that is verified in full, a password and a certificate, and of several hosts the
-//! first that is writable.
+//! Connections to PostgreSQL like libpq's: TLS with full verification, a password and a certificate, and the first writable one of several
+//! hosts.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};

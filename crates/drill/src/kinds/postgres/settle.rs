@@ -1,5 +1,5 @@
-//! What must be so when a cluster of PostgreSQL has settled after a fault: one bootstrap, one primary, every member of the spec streaming on
-//! its timeline and no other, nothing left behind, and a controller that finds nothing to do.
+//! The required final state of a PostgreSQL cluster after a fault: one bootstrap, one primary, exactly the members of the spec streaming on
+//! its timeline, nothing left behind, and a controller that finds nothing to do.
 
 use std::collections::BTreeSet;
 

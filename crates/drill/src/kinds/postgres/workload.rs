@@ -1,5 +1,5 @@
-//! The workload of PostgreSQL: clients that append rows and transfer balances, through the connection string with all hosts and, where
-//! there is HAProxy, every second one through that; readers with sessions on replicas, and an observer of each member that asks whether it is
+//! The workload of PostgreSQL: clients that append rows and transfer balances, through a connection string with all hosts or, if there is
+//! HAProxy, every second one through that; readers with sessions on replicas; and an observer of each member that checks whether it is
 //! writable.
 //!
 //! Everything is in one schema and is removed at the end. It records and does not judge.
@@ -30,7 +30,7 @@ const SCHEMAS: &str = "quorate_drill_";
 const ACCOUNTS: u32 = 8;
 const BALANCE: i64 = 100;
 const READERS: u32 = 2;
-/// How often the hosts are looked up: members come and go.
+/// How often the hosts are looked up, because members change.
 const LOOK_UP: Duration = Duration::from_millis(300);
 /// How long the tables may take to be there, and the end to be written and read.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -58,7 +58,7 @@ pub(super) fn start(
     Workload::start(clock, move |orders, begun| shared.run(load, lookup, orders, begun))
 }
 
-/// What all tasks of a workload have in common.
+/// State shared by all tasks of a workload.
 #[derive(Clone)]
 struct Shared {
     access: Arc<Mutex<Arc<Access>>>,

@@ -1,5 +1,5 @@
-//! What Elastic Load Balancing does otherwise than moto: names of load balancers are unique and bounded, one that is new is provisioned
-//! for a while and its targets are examined, and one that is deleted lets go of its target group later.
+//! Behaviour of Elastic Load Balancing that moto lacks: names of load balancers are unique and limited, a new one is provisioned for a
+//! while and its targets are checked, and a deleted one releases its target group later.
 
 use std::sync::Mutex;
 

@@ -1,4 +1,4 @@
-//! The API of AWS as the tests themselves see it: moto's server, without the rules that the proxy adds.
+//! The API of AWS as the tests themselves use it: moto's server, without the rules that the proxy adds.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -202,7 +202,7 @@ impl Api {
         found.pop()
     }
 
-    /// Everything that bears the name or one of the ids of a cluster, wherever in it that is.
+    /// Everything that contains the name or one of the ids of a cluster.
     pub async fn inventory(&self, words: &[&str]) -> BTreeSet<String> {
         let lists = [
             ("DescribeNetworkInterfaces", "networkInterfaceSet", "networkInterfaceId"),

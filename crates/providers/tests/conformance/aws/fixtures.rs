@@ -1,4 +1,5 @@
-//! Load balancers and records of Route53: they lead where they should, wherever calls are interrupted, and those of others stay as they are.
+//! Load balancers and records of Route53: they point to the right targets wherever calls are interrupted, and those of other owners are
+//! unchanged.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;

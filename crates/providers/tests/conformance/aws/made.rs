@@ -1,4 +1,4 @@
-//! What instances are made of, where they are, and what stays of them: types, zones, addresses, volumes, images and user data.
+//! What instances are created from, where they are, and what remains of them: types, zones, addresses, volumes, images and user data.
 
 use std::net::IpAddr;
 use std::process::Command;

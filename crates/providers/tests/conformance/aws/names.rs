@@ -1,5 +1,5 @@
-//! What Route53 refuses, and moto does not: it carries out all changes of a request or none. What is created must not exist, and what is deleted
-//! must be exactly as it is.
+//! What Route53 refuses and moto does not: it carries out all changes of a request or none. A created record must not exist, and a deleted
+//! one must match exactly.
 
 use hyper::body::Bytes;
 use hyper::http::request::Parts;

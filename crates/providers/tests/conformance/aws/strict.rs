@@ -1,6 +1,6 @@
-//! A proxy between a provider and moto's server. It is as strict as AWS where moto is too kind: the same client token makes nothing twice,
-//! images and addresses must be right, user data has a limit, what is in use cannot be deleted, and lists are older than what they are about.
-//! And it spoils requests, where a test asks for that.
+//! A proxy between a provider and moto's server. It is as strict as AWS where moto is not: the same client token creates nothing twice,
+//! images and addresses must be valid, user data has a limit, resources in use cannot be deleted, and lists lag behind. Tests can also make
+//! it damage requests.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicI64, Ordering};

@@ -1,5 +1,5 @@
-//! A VPC that quorate makes: with everything that it needs, once, whatever is lost on the way; and deleted with the cluster, unless others
-//! have something in it.
+//! A VPC that quorate creates: complete and only once, whatever is lost on the way; and deleted with the cluster, unless other resources
+//! are in it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;

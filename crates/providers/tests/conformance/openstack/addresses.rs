@@ -1,5 +1,5 @@
-//! Further ports, floating IPs and IPv6: what a member has of them stays with it, is found by its mark, and goes when it goes. What is the
-//! operator's stays.
+//! Further ports, floating IPs and IPv6: a member keeps its own, they are found by their mark, and are deleted with it. Those of the
+//! operator are kept.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;

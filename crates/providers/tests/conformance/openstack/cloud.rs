@@ -1,4 +1,4 @@
-//! The cloud as the tests themselves see it, and a proxy between it and a provider.
+//! The cloud as the tests themselves use it, and a proxy between it and a provider.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -110,7 +110,7 @@ impl Api {
         self.get(service, path).await[field].as_array().cloned().unwrap_or_else(|| panic!("no {field}"))
     }
 
-    /// Everything that bears the name or one of the ids of a cluster, wherever in it that is.
+    /// Everything that contains the name or one of the ids of a cluster.
     pub async fn inventory(&self, cluster: &str, ids: &[&str]) -> BTreeSet<String> {
         let lists = [
             ("compute", "/servers/detail", "servers"),

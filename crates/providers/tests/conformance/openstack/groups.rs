@@ -1,4 +1,4 @@
-//! Security groups that quorate makes: they have exactly their rules, whatever somebody did to them, and those of others stay as they are.
+//! Security groups that quorate creates: they have exactly their rules, whatever someone changed, and other groups are unchanged.
 
 use std::collections::BTreeSet;
 use std::rc::Rc;

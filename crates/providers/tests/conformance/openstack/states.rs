@@ -1,4 +1,4 @@
-//! Servers that somebody paused, shelved, resized or broke behind quorate's back: each comes back, with its data.
+//! Servers that someone paused, shelved, resized or broke outside of quorate: each recovers, with its data.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! The bare script: quorate's image without the agent. Everything that a machine needs is ready-made, certificates included, and is pushed
-//! over the API before the start. In the end the machine runs the same services as one of quorate's.
+//! The bare script: quorate's image without the agent. Everything that a machine needs is prepared, including certificates, and is pushed
+//! over the API before the start. The machine ends up with the same services as one of quorate's.
 
 use std::path::PathBuf;
 

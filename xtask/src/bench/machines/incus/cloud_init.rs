@@ -1,5 +1,5 @@
-//! cloud-init, trimmed, on an image as Incus's own image server has them: user data is part of the instance's configuration, and reaches
-//! cloud-init by the image's templates.
+//! cloud-init, trimmed, on an image like those of Incus's own image server: user data is part of the instance's configuration, and
+//! reaches cloud-init through the image's templates.
 
 use std::fs;
 use std::path::Path;

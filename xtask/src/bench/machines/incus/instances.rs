@@ -1,4 +1,4 @@
-//! Three instances that a script makes over the API of Incus, all at once, and deletes.
+//! Three instances that a script creates in parallel over the API of Incus, and deletes.
 
 use std::fs;
 use std::path::PathBuf;

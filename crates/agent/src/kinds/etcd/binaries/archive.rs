@@ -1,5 +1,5 @@
-//! etcd's release archives, from etcd itself or a mirror. The whole archive is fetched and its SHA-256 compared with the
-//! pinned one before a byte of it is unpacked.
+//! etcd's release archives, from etcd itself or a mirror. The whole archive is downloaded, and its SHA-256 is compared
+//! with the pinned one before anything is unpacked.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};

@@ -1,5 +1,5 @@
 //! etcd from Debian's or Ubuntu's packages `etcd-server` and `etcd-client`: downloaded and unpacked next to the agent, never
-//! installed, so that the package's own service does not come with it.
+//! installed, so the package's own service does not start.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
-//! What a survivor holds, taken for a new formation: a copy of its data, in which all of the log counts as agreed and has been
-//! taken into the database.
+//! Rebuilds a survivor's data for a new bootstrap: a copy in which the whole log counts as committed and is applied to the
+//! database.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;

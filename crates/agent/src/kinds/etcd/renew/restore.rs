@@ -1,4 +1,4 @@
-//! A snapshot that was brought here, taken for a restore: the very bytes that were named, or none.
+//! Restores an uploaded snapshot, only if its bytes are exactly the expected ones.
 
 use std::fs;
 use std::path::PathBuf;

@@ -10,8 +10,8 @@ use super::unsigned;
 use crate::backup::signing::trust_of;
 use crate::backup::{Confirmed, Which, open_store};
 
-/// Asks the store whether it still has the verified backup that the ledger notes: signed, of the right size with all changes that the note
-/// speaks of, and not found damaged since. The ledger remembers what was there once.
+/// Checks whether the store still has the verified backup of the ledger: signed, with the right sizes of all recorded changes, and not
+/// found damaged since. The ledger only remembers what was there once.
 pub async fn confirm(ledger: &Ledger) -> Confirmed {
     let Some(note) = ledger.backups.as_ref().and_then(|backups| backups.verified.as_ref()) else {
         return Confirmed { verified: None, why_not: None };

@@ -1,6 +1,6 @@
-//! Taking and proving backups. One is taken from the member that can best be read; where that fails, from the next. Right after it is
-//! restored into a temporary etcd and compared with every member, then copied to the second destination, then noted in the ledger.
-//! Whatever fails half-way leaves what was there before.
+//! Takes and verifies backups. A backup is taken from the most suitable member, or from the next one if that fails. It is then
+//! restored into a temporary etcd, compared with every member, copied to the second destination and recorded in the ledger. A failure
+//! at any point leaves earlier backups unchanged.
 
 use std::time::Duration;
 
@@ -41,17 +41,17 @@ pub struct Backups<'a> {
 #[derive(Debug)]
 pub struct Created {
     pub manifest: Manifest,
-    /// Absent where it was not wanted, or could not be done.
+    /// Absent if it was not requested, or failed.
     pub verification: Option<Verification>,
-    /// Why it could not be proven, which says nothing about the backup.
+    /// Why it could not be verified, which says nothing about the backup.
     pub not_proven: Option<BackupError>,
-    /// Why the second destination did not get it.
+    /// Why it was not copied to the second destination.
     pub not_copied: Option<BackupError>,
-    /// Whether the ledger knows of it.
+    /// Whether the ledger records it.
     pub noted: bool,
 }
 
-/// What was taken, and what opens it.
+/// The backup, and its key.
 pub(super) struct Taken {
     pub manifest: Manifest,
     pub key: Option<BackupKey>,
@@ -67,7 +67,7 @@ impl Backups<'_> {
         self.finish(taken, proven).await
     }
 
-    /// What comes after a backup was taken.
+    /// The steps after a backup was taken.
     pub(super) async fn finish(&self, taken: Taken, proven: bool) -> Result<Created, BackupError> {
         let Taken { manifest, key } = taken;
         let (verification, not_proven) = match proven {
@@ -83,7 +83,7 @@ impl Backups<'_> {
         Ok(Created { manifest, verification, not_proven, not_copied, noted })
     }
 
-    /// From the first member that can be read to the end. A recorder is told before each attempt, and after one that failed.
+    /// From the first member that can be read completely. A recorder is notified before each attempt, and after a failed one.
     pub(super) async fn take(
         &self,
         members: &mut Members<'_>,
@@ -139,7 +139,7 @@ impl Backups<'_> {
         Ok(Catalog::load(store, &self.vault.cluster, Some(&self.ledger.cluster_id), &trust).await?)
     }
 
-    /// Proves that a store can be written to, and keeps conditions.
+    /// Checks that a store can be written to, and supports conditional writes.
     async fn check(&self, store: &Store) -> Result<(), BackupError> {
         self.teller.doing(Doing::Checking { place: store.place() });
         Ok(store.check(&self.vault.cluster).await?)
@@ -152,7 +152,7 @@ impl Backups<'_> {
         self.copy().await
     }
 
-    /// Lets the second destination have what the first has.
+    /// Copies everything to the second destination.
     pub async fn copy(&self) -> Result<(), BackupError> {
         let Some(second) = self.vault.second()? else { return Ok(()) };
         self.teller.doing(Doing::Copying { place: second.place() });
@@ -162,7 +162,7 @@ impl Backups<'_> {
         Ok(())
     }
 
-    /// Notes in the ledger what there is. Returns whether that was done.
+    /// Records the existing backups in the ledger. Returns whether that was done.
     pub async fn note(&self, last: Option<&SegmentManifest>) -> Result<bool, BackupError> {
         // Without a key nothing can be distinguished from a forgery.
         if self.ledger.backup_signing.is_none() {
@@ -173,7 +173,7 @@ impl Backups<'_> {
         Ok(note::write(self.home, self.ledger, record.as_ref()).await?)
     }
 
-    /// Remains of backups that were never finished.
+    /// Leftovers of unfinished backups.
     async fn clear_leftovers(&self, store: &Store) -> Result<(), BackupError> {
         let plan = prune::plan(&self.catalog(store).await?, &self.vault.keep, Timestamp::now());
         let leftovers = PrunePlan { remove: Vec::new(), ..plan };
@@ -181,7 +181,7 @@ impl Backups<'_> {
     }
 }
 
-/// Proves a backup with the key of it. Where the cluster lives, it is compared with every member that can be read.
+/// Verifies a backup with its key. If the cluster runs, the backup is compared with every member that can be read.
 pub async fn prove_beside(
     home: &Home,
     ledger: &Ledger,
@@ -190,14 +190,14 @@ pub async fn prove_beside(
     key: Option<BackupKey>,
 ) -> Result<Verification, BackupError> {
     let mut members = Members::new(home, ledger);
-    // A proof without the living cluster is one too.
+    // Verification without the running cluster is valid too.
     let sources = members.readable().await.unwrap_or_default();
     let living: Vec<&dyn Source> = sources.iter().map(|source| source as &dyn Source).collect();
     let signing = signing::key_of(ledger).ok();
     prove(home, &ledger.spec, store, full, key, &living, signing.as_ref()).await
 }
 
-/// Proves a backup, whether or not the cluster lives.
+/// Verifies a backup, with or without a running cluster.
 pub async fn prove(
     home: &Home,
     spec: &ClusterSpec,
@@ -214,7 +214,7 @@ pub async fn prove(
     Ok(verify(store, full, key, &workshop, living, signing).await?)
 }
 
-/// What is wrong with one member may be well with another.
+/// A problem of one member may not affect another.
 fn another_may_do(error: &Error) -> bool {
     matches!(error, Error::Source(SourceError::Unreachable(_)) | Error::SnapshotCorrupt { .. })
 }
@@ -223,13 +223,13 @@ async fn begin(recorder: Option<&mpsc::Sender<Command>>, draft: &Draft) {
     let Some(recorder) = recorder else { return };
     let (begun, is_begun) = oneshot::channel();
     let command = Command::Begin { full: draft.id().clone(), recipient: draft.recipient(), begun };
-    // Where nobody records any more, the backup stands for itself.
+    // Without a recorder, the backup has no changes on top.
     if recorder.send(command).await.is_ok() {
         let _ = is_begun.await;
     }
 }
 
-/// No more is recorded on top of it, once that leads to revision `after`.
+/// Recording on top of it ends at revision `after`.
 pub(super) async fn end(recorder: Option<&mpsc::Sender<Command>>, full: &BackupId, after: i64) {
     if let Some(recorder) = recorder {
         let _ = recorder.send(Command::End { full: full.clone(), after }).await;

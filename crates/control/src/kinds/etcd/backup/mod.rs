@@ -1,5 +1,5 @@
-//! Backups of etcd as the controller does them: the crate `quorate_backup` does the work with the store, and is given the living cluster
-//! through its agents, and etcd's programs for temporary clusters. No credential of a store and no secret key ever goes to a machine.
+//! The controller's side of etcd's backups. The crate `quorate_backup` does the work with the store; it gets access to the running cluster
+//! through its agents, and etcd's programs for temporary clusters. No store credential and no secret key is ever sent to a machine.
 
 mod confirm;
 mod create;
@@ -20,10 +20,10 @@ pub use watch::{Watching, watch};
 
 use crate::backup::BackupError;
 
-/// So many are enough: anyone who can write to the store could fill the ledger.
+/// A limit, because anyone who can write to the store could fill the ledger.
 const FORGED: usize = 3;
 
-/// What there is of a cluster. Where its id is not known, that of the newest backup counts: a name may have been used before.
+/// The backups of a cluster. If its id is not known, that of the newest backup counts: a name may have been used before.
 pub async fn catalog_of(
     store: &Store,
     cluster: &str,
@@ -40,8 +40,8 @@ pub async fn catalog_of(
     }
 }
 
-/// What a catalog says, with the changes that were recorded last. `None` where there is no backup that could be restored: what the ledger
-/// said before is no longer so then.
+/// What a catalog contains, with the last recorded changes. `None` if no backup can be restored: the ledger's earlier record is then
+/// outdated.
 fn record(catalog: &Catalog, last: Option<&SegmentManifest>) -> Option<BackupRecord> {
     let whole = || catalog.fulls.iter().rev().filter(|full| full.damage.is_empty());
     let newest = whole().next()?;

@@ -1,4 +1,4 @@
-//! etcd's programs for the temporary clusters in which backups are tried out: found or fetched as an agent does it, into the same cache.
+//! etcd's programs for the temporary clusters that verify backups: found or downloaded like an agent does, into the same cache.
 
 use std::path::Path;
 
@@ -12,8 +12,8 @@ use crate::backup::BackupError;
 use crate::home::Home;
 use crate::run::controller::arch;
 
-/// Of this very version; where the spec does not lead to it, of the spec's, if both are of one minor; else as for a spec that names no
-/// source: data from before an upgrade needs the programs of that version.
+/// The programs of exactly this version. If the spec's source does not have them, those of the spec's version if it has the same
+/// minor; otherwise as for a spec without a source, because data from before an upgrade needs the programs of that version.
 pub(super) async fn programs(home: &Home, spec: &ClusterSpec, version: &str) -> Result<Programs, BackupError> {
     let failed = |source: BinaryError| BackupError::Programs { version: version.to_owned(), source: Box::new(source) };
     let wanted: Version = match version.parse() {
@@ -38,8 +38,8 @@ pub(super) async fn programs(home: &Home, spec: &ClusterSpec, version: &str) -> 
     Ok(Programs { version: found, etcd, restorer })
 }
 
-/// A restore needs one more program, which not every etcd brings: the one that raises revisions. Agents look for it as this does, but
-/// only when the old data is given up already.
+/// A restore needs one more program, which not every etcd installation has: the one that raises revisions. Agents look for it in the
+/// same way, but only when the old data is already given up.
 pub(super) async fn raising(home: &Home, spec: &ClusterSpec) -> Result<Programs, BackupError> {
     let wanted = spec.etcd.version;
     let failed = |source: BinaryError| BackupError::Restorer { version: wanted.to_string(), source: Box::new(source) };

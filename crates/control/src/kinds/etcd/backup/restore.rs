@@ -1,6 +1,5 @@
-//! What comes before a restore: what is wanted becomes one proven snapshot in `$QUORATE_HOME/clusters/NAME/restore/`, and the ledger comes
-//! back from a backup where there is none here. Nothing that runs is touched: the restore itself is the planner's, once it is
-//! confirmed.
+//! The preparation of a restore: creates one verified snapshot in `$QUORATE_HOME/clusters/NAME/restore/`, and restores the ledger from a
+//! backup if there is none here. Touches no running member; after confirmation, the planner does the restore itself.
 
 use std::path::{Path, PathBuf};
 
@@ -41,7 +40,7 @@ pub enum SnapshotAt {
     Object { bucket: String, key: String },
 }
 
-/// A snapshot that was proven, and what it was made of.
+/// A verified snapshot, and its source.
 #[derive(Clone, Debug)]
 pub struct Ready {
     pub prepared: Prepared,
@@ -49,12 +48,12 @@ pub struct Ready {
     pub choice: Option<Choice>,
     /// The key that signed it, where that was checked.
     pub signed_by: Option<Signer>,
-    /// The highest revision that any backup of the cluster speaks of, as far as they were looked at.
+    /// The highest revision in any of the cluster's backups that were examined.
     pub highest_revision: i64,
 }
 
 impl Ready {
-    /// From backups: chooses, fetches, replays, and proves what came of it.
+    /// From backups: chooses, downloads, replays, and verifies the result.
     pub async fn of_backups(
         home: &Home,
         spec: &ClusterSpec,
@@ -106,7 +105,7 @@ impl Ready {
     }
 }
 
-/// The same snapshot, in which nobody named by an older state of Patroni can become a primary.
+/// The same snapshot, changed so that no member in an older state of Patroni can become a primary.
 pub async fn without_older_leaders(
     home: &Home,
     spec: &ClusterSpec,
@@ -151,7 +150,9 @@ fn fits(wanted: Version, found: &str) -> Result<(), BackupError> {
     let refuse = |why| BackupError::Version { wanted: wanted.to_string(), found: found.to_owned(), why };
     let Ok(data) = found.parse::<Version>() else { return Ok(()) };
     if (data.major, data.minor) > (wanted.major, wanted.minor) {
-        return Err(refuse("etcd does not read data of a later minor; say at least that version in the spec"));
+        return Err(refuse(
+            "etcd cannot read data of a later minor version; set `version` in the spec to that or later",
+        ));
     }
     if data.major != wanted.major || data.minor + 1 < wanted.minor {
         return Err(refuse(
@@ -177,9 +178,9 @@ pub async fn verify_raised(
     Ok(prepare::prove_raised(snapshot, keys, bump_revision, &workshop).await?)
 }
 
-/// If members log in by password: whether root is let in with the one that they have. This is tested in a temporary etcd before anything
-/// changes, because afterwards nobody could do anything about it. `password` is none if a new one would be generated, which root of an old
-/// cluster cannot have.
+/// If members log in by password: checks that root is accepted with their password. This is tested in a temporary etcd before anything
+/// changes, because afterwards it could not be corrected. `password` is none if a new one would be generated, which root of an old cluster
+/// cannot have.
 pub async fn root_is_let_in(
     home: &Home,
     spec: &ClusterSpec,
@@ -200,7 +201,7 @@ pub async fn root_is_let_in(
     }
 }
 
-/// A bucket in the store that the spec names; where it names none, in that of the environment.
+/// A bucket in the spec's store, or in that of the environment.
 fn bucket_of(spec: &ClusterSpec, bucket: &str) -> Result<Store, BackupError> {
     let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     let place = match spec.backup.as_ref().map(|backup| &backup.to) {
@@ -222,8 +223,8 @@ fn bucket_of(spec: &ClusterSpec, bucket: &str) -> Result<Store, BackupError> {
     Ok(Store::open(&Place::S3(place), None, Patience::default())?)
 }
 
-/// The ledger as it was at the newest backup that has one next to it. `None` where none has: without recipients it is not stored. It must
-/// be the very one that was stored with the backup, and speak of the same cluster.
+/// The ledger at the newest backup that has one next to it. `None` if none has: without recipients it is not stored. It must be the one
+/// that was stored with the backup, and belong to the same cluster.
 pub async fn ledger_beside(
     store: &Store,
     catalog: &Catalog,
@@ -246,7 +247,7 @@ pub async fn ledger_beside(
     Ok(None)
 }
 
-/// Anyone who can write to the store can put any ledger next to a backup, encrypted to the recipients, who are no secret.
+/// Anyone who can write to the store can put any ledger next to a backup, encrypted to the recipients, whose keys are public.
 fn belongs_to(full: &Full, ledger: &Ledger) -> Result<(), BackupError> {
     let Manifest { cluster, cluster_id, .. } = &full.manifest;
     let other = |why: String| Err(BackupError::OtherLedger { id: full.id().to_string(), why });
@@ -305,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ledger_of_another_cluster_or_another_key_belongs_to_no_backup_of_ours() {
+    fn a_ledger_of_another_cluster_or_key_is_not_accepted_next_to_a_backup() {
         let ledger = |name: &str, id: &str| {
             let spec = quorate_core::spec::generated(
                 name,

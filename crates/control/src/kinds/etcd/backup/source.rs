@@ -1,5 +1,5 @@
-//! The living cluster, read through the agents of its members. One source speaks to one member; which one that is, is decided by looking:
-//! a healthy follower that is not behind disturbs clients least. If it is gone, another is looked for.
+//! The running cluster, read through its agents. One source reads one member. It prefers a healthy follower that does not lag, because
+//! reading it disturbs clients least. If that member fails, another one is chosen.
 
 use async_trait::async_trait;
 use futures_util::StreamExt;
@@ -19,13 +19,13 @@ use crate::kinds::etcd::status::summarize;
 use crate::run::observe::Sight;
 use quorate_core::text::with_causes;
 
-/// So many entries no member is ahead of all others: they are looked at within a few seconds of each other.
+/// No member can be this many entries ahead of all others: they are observed within a few seconds.
 const AHEAD: u64 = 1_000_000;
 
-/// All that can be read of a cluster. It does not take the lock.
+/// Read access to a cluster. It does not take the lock.
 pub(super) struct Members<'a> {
     home: &'a Home,
-    /// As it was when it was looked last: members are replaced, and CAs renewed, while a recorder stays.
+    /// As last observed: members are replaced, and CAs renewed, while a recorder runs.
     ledger: Ledger,
     sight: Sight,
 }
@@ -35,7 +35,7 @@ impl<'a> Members<'a> {
         Members { home, ledger: ledger.clone(), sight: Sight::new(home.provider(ledger)) }
     }
 
-    /// Looks, and gives those who can be read, the best first.
+    /// Observes, and returns the readable members, the best first.
     pub async fn readable(&mut self) -> Result<Vec<AgentSource>, BackupError> {
         self.ledger = note::ledger_of_now(self.home, &self.ledger);
         let seen = self.sight.glance(&self.ledger, None).await?;
@@ -56,8 +56,8 @@ impl<'a> Members<'a> {
     }
 }
 
-/// Healthy voters: followers before the leader, those that lag least first. What one says of itself alone puts it before nobody: no index
-/// counts for more than the highest that another member reports, and one that is absurdly far beyond that comes last.
+/// Healthy voters: followers before the leader, those that lag least first. A member's own report never improves its place: no index
+/// counts for more than the highest that another member reports, and an absurdly high one comes last.
 fn ranked(seen: &Observation) -> Vec<(&MemberName, &EtcdStatus)> {
     let statuses = seen.agents.keys().filter_map(|member| Some((member, seen.facts(member)?.etcd.status.as_ref()?)));
     by_rank(statuses.filter(|(_, status)| status.healthy && !status.is_learner).collect())
@@ -190,7 +190,7 @@ mod tests {
         }
     }
 
-    /// In which order they are read, by what each says that it has applied. The first is the leader.
+    /// The order in which they are read, by their reported applied index. The first is the leader.
     fn order(indices: &[u64]) -> Vec<usize> {
         let members: Vec<(MemberName, EtcdStatus)> = indices
             .iter()
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_follower_that_lags_least_is_read_and_a_claim_alone_chooses_nobody() {
+    fn the_follower_with_the_least_lag_is_read_and_a_claim_alone_is_ignored() {
         assert_eq!(order(&[100, 90, 99]), [3, 2, 1]);
         assert_eq!(order(&[100, 100, 103]), [2, 3, 1], "they are looked at one after the other");
         assert_eq!(order(&[100, 99, 1 << 40]), [2, 1, 3]);

@@ -1,6 +1,6 @@
-//! `backup watch`: stays, records changes as they come, and takes a full backup when one is due. It continues through lost connections,
-//! replaced members, stores that are away and compactions; it ends when it is asked to, with all that it received stored, and when
-//! continuing makes no sense.
+//! `backup watch`: records changes as they happen, and takes full backups when they are due. It continues after lost connections,
+//! replaced members, unavailable stores and compactions. It exits on a signal, when everything received is stored, or when it cannot
+//! continue.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -27,16 +27,16 @@ use crate::backup::{BackupError, Doing, Teller, Vault, note, signing};
 use crate::home::Home;
 use quorate_core::text::with_causes;
 
-/// How often is looked whether something is due.
+/// How often to check whether something is due.
 const TICK: Duration = Duration::from_secs(2);
-/// How often is looked whether somebody else has taken a later full backup.
+/// How often to check whether another process has taken a later full backup.
 const OVERTAKEN: Duration = Duration::from_secs(10);
-/// The second destination and the ledger learn so often what was recorded.
+/// How often recorded changes are copied to the second destination and noted in the ledger.
 const PASSED_ON: Duration = Duration::from_secs(60);
 const SHORTEST_PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
-/// What is watched, and how.
+/// The options of a watch.
 pub struct Watching<'a> {
     pub home: &'a Home,
     pub cluster: &'a str,
@@ -65,13 +65,13 @@ pub async fn watch(watching: &Watching<'_>, stop: Stop) -> Result<(), BackupErro
         match watch.run().await? {
             End::Stopped => return Ok(()),
             End::Overtaken => {}
-            End::Changed => watching.teller.say("the backup settings have changed: going on with the new ones"),
+            End::Changed => watching.teller.say("the backup settings have changed: continuing with the new ones"),
         }
     }
 }
 
 impl Watching<'_> {
-    /// Holds as long as the file is open. A second recorder would leave a chain that nobody can follow.
+    /// Held while the file is open. A second recorder would create a chain that cannot be followed.
     fn alone(&self) -> Result<File, BackupError> {
         let path = self.home.cluster(self.cluster).join("watch.lock");
         let opened = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path);
@@ -92,16 +92,16 @@ impl Watching<'_> {
 #[derive(Clone, Copy, PartialEq)]
 enum End {
     Stopped,
-    /// The spec says something else by now.
+    /// The spec has changed.
     Changed,
-    /// There is a later full backup that somebody else took: changes belong on top of that one from now on.
+    /// Another process took a later full backup: changes belong on top of that one from now on.
     Overtaken,
 }
 
-/// Why one recording was over.
+/// Why one recording ended.
 enum Over {
     End(End),
-    /// What comes next is gone: only a full backup leads on.
+    /// The next revisions are gone: only a full backup can continue.
     FullNeeded,
 }
 
@@ -112,7 +112,7 @@ struct Watch<'a> {
     watching: &'a Watching<'a>,
     backups: Backups<'a>,
     stop: Stop,
-    /// What was told of others who write to the store.
+    /// The last report about other writers to the store.
     reported: Mutex<BTreeSet<String>>,
 }
 
@@ -132,7 +132,7 @@ impl Watch<'_> {
                         Ok(Over::End(End::Overtaken)) => full_needed = false,
                         Ok(Over::End(end)) => return Ok(end),
                         Ok(Over::FullNeeded) => full_needed = true,
-                        // What could not be stored comes again, unless nobody is there to receive it.
+                        // Changes that could not be stored are received again, unless the receiver has ended.
                         Err(error) if error.is_passing() && !*self.stop.borrow() => {
                             self.tell(&mut trouble, &error);
                             full_needed = false;
@@ -154,7 +154,7 @@ impl Watch<'_> {
 
     async fn stopped(&self) {
         let mut stop = self.stop.clone();
-        // One who can no longer say so has ended.
+        // A receiver that cannot answer has ended.
         let _ = stop.wait_for(|stop| *stop).await;
     }
 
@@ -168,8 +168,8 @@ impl Watch<'_> {
         }
     }
 
-    /// The full backup on top of which changes are recorded, taken first where there is none. It is proven while changes are recorded
-    /// already: whatever is recorded late bears a time that is late.
+    /// The full backup on top of which changes are recorded; taken first if there is none. It is verified while changes are already
+    /// recorded, because late recording gives late times.
     async fn begin(&self, full_needed: bool) -> Result<(Base, Option<Taken>), BackupError> {
         let store = &self.backups.vault.first;
         if !full_needed && let Some((full, chain)) = self.base().await? {
@@ -204,7 +204,7 @@ impl Watch<'_> {
         Ok(Some((full.clone(), chain)))
     }
 
-    /// Once each: they stay where they are.
+    /// Once each: they stay in the store.
     fn report_forged(&self, catalog: &Catalog) {
         for forged in catalog.damage.iter().filter(|damage| damage.is_forgery()).map(ToString::to_string) {
             if self.reported.lock().unwrap_or_else(PoisonError::into_inner).insert(forged.clone()) {
@@ -251,7 +251,7 @@ impl Watch<'_> {
         Ok(())
     }
 
-    /// Records on top of a full backup until something ends it; one that was just taken is finished meanwhile.
+    /// Records on top of a full backup until something ends it; a new backup is completed meanwhile.
     async fn record(&self, (full, chain): &Base, taken: Option<Taken>) -> Result<Over, BackupError> {
         let vault = self.backups.vault;
         let recorder = Recorder::resume(full, chain);
@@ -326,7 +326,7 @@ impl Watch<'_> {
                 Ok(Ended::Store(quorate_backup::Error::Store(error)))
                     if error.trouble == store::Trouble::AlreadyExists =>
                 {
-                    // Two recorders would leave a chain that nobody can follow.
+                    // Two recorders would create a chain that cannot be followed.
                     return Err(BackupError::RecordedTwice { source: error });
                 }
                 Ok(Ended::Store(error)) => {
@@ -342,7 +342,7 @@ impl Watch<'_> {
         }
     }
 
-    /// Stores what was received, as far as the store lets it.
+    /// Stores what was received, as far as the store accepts it.
     async fn ended(&self, end: End, recording: &mut Recording, stored: &LastStored) -> Result<Over, BackupError> {
         recording.flush(&|segment| stored.set(segment)).await?;
         let received = recording.received();
@@ -362,7 +362,7 @@ impl Watch<'_> {
     }
 }
 
-/// The best one to read; another than the one that has just failed, where there is one.
+/// The best member to read; a different one than the one that has just failed, if possible.
 async fn choose(members: &mut Members<'_>, avoided: Option<String>) -> Result<AgentSource, BackupError> {
     let mut sources = members.readable().await?;
     let other = sources.iter().position(|source| Some(source.member()) != avoided.as_deref());
@@ -373,8 +373,8 @@ fn newest(catalog: &Catalog) -> Option<&Full> {
     catalog.fulls.last().filter(|full| full.damage.is_empty())
 }
 
-/// Why changes may not be recorded on top of a backup. It decides who can read them, so that it must be one of ours, made as the spec wants
-/// it now: another could be from before there were recipients, or for one who is no longer among them.
+/// Why changes may not be recorded on top of a backup. The backup decides who can read them, so it must be this cluster's and match the
+/// current spec: another one could be from before there were recipients, or for a removed one.
 fn why_not_on(full: &Full, recipients: &[String]) -> Option<&'static str> {
     let named: BTreeSet<&String> = recipients.iter().collect();
     let sealed_for: BTreeSet<&String> = full.manifest.sealed_for.iter().collect();
@@ -386,8 +386,8 @@ fn why_not_on(full: &Full, recipients: &[String]) -> Option<&'static str> {
     }
 }
 
-/// When the next full backup is taken: as `status` counts it, by the wall clock, and when this process has waited for as long, whatever was
-/// done to that clock meanwhile.
+/// When the next full backup is taken: by the wall clock, like `status`, and when this process has waited that long, however the clock was
+/// changed meanwhile.
 struct Due {
     by_wall: Timestamp,
     by_waiting: Instant,
@@ -401,7 +401,7 @@ impl Due {
     }
 
     fn after(begun: Timestamp, schedule: SignedDuration, now: Moment) -> Self {
-        // One that is of the future, by this clock, was begun no later than now.
+        // A backup from the future, by this clock, was begun no later than now.
         let by_wall = begun.min(now.wall).saturating_add(schedule).unwrap_or(Timestamp::MAX);
         let left = Duration::try_from(by_wall.duration_since(now.wall)).unwrap_or_default();
         Due { by_wall, by_waiting: now.monotonic + left, not_before: now.monotonic }
@@ -495,8 +495,8 @@ impl Director<'_> {
         }
     }
 
-    /// Whether somebody else took a later full backup that can be recorded on. Those that cannot are remembered in `useless`, and not
-    /// looked at again.
+    /// Whether another process took a later full backup that can be recorded on. Others are remembered in `useless`, and not checked
+    /// again.
     async fn overtaken(&self, useless: &mut BTreeSet<BackupId>) -> Result<bool, BackupError> {
         let backups = &self.watch.backups;
         let store = &backups.vault.first;
@@ -530,7 +530,7 @@ fn settings_of(spec: &ClusterSpec) -> impl PartialEq + use<'_> {
     (&spec.backup, &spec.etcd.binary)
 }
 
-/// Trouble that is waited out: told when it changes, with growing pauses.
+/// A temporary problem: reported when it changes, with growing pauses.
 #[derive(Default)]
 struct Trouble {
     told: Option<String>,
@@ -545,7 +545,7 @@ impl Trouble {
         let repeated = self.told.as_ref() == Some(&text);
         self.told = Some(text.clone());
         match repeated {
-            // Now and then, so that a log does not look as if all were well.
+            // Now and then, so that a log does not look as if everything were fine.
             true if self.pauses % 10 == 9 => {
                 let lasts = note::in_words(SignedDuration::try_from(since.elapsed()).unwrap_or(SignedDuration::MAX));
                 Some(format!("warning: for {lasts} now: {text}"))

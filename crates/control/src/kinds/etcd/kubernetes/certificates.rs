@@ -1,4 +1,4 @@
-//! The client certificates of control planes: kept while they are good, renewed with the same key, or issued with a new one.
+//! Client certificates of control planes: kept while they are valid, renewed with the same key, or issued with a new one.
 
 use std::path::Path;
 
@@ -24,13 +24,13 @@ pub(super) const APISERVER: Pair =
 pub(super) const HEALTH: Pair =
     Pair { certificate: "pki/etcd/healthcheck-client.crt", key: "pki/etcd/healthcheck-client.key" };
 
-/// A certificate with its key, as it is to be in the directory.
+/// A certificate with its key, as it should be in the directory.
 #[derive(Debug)]
 pub(super) struct Held {
     pub(super) certificate: String,
     pub(super) key: Secret,
     pub(super) not_after: Timestamp,
-    /// The certificate that it takes the place of, if that has another key and is still accepted.
+    /// The certificate that it replaces, if that has another key and is still accepted.
     pub(super) previous: Option<Previous>,
 }
 
@@ -114,7 +114,7 @@ fn record<'a>(ledger: &'a Ledger, facts: &CertificateFacts) -> Option<&'a Issued
 
 fn is_due(ledger: &Ledger, facts: &CertificateFacts, now: Timestamp) -> bool {
     let left = facts.not_after.duration_since(now);
-    // Where the CA itself ends, a new certificate would end no later than this one.
+    // If the CA itself expires, a new certificate would not last longer than this one.
     let gains = ledger.authorities.client.as_ref().is_none_or(|ca| facts.not_after < ca.not_after);
     (gains && left <= renew_before(ledger)) || facts.not_before > now
 }

@@ -1,5 +1,5 @@
-//! A set of files that is written as one: every file is whole on disk before the first is put in place, and a file that is as it
-//! should be is not touched.
+//! Writes a set of files as a unit: every file is complete on disk before the first one is renamed into place, and unchanged
+//! files are not touched.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Write};
@@ -53,7 +53,7 @@ impl Files {
         self.wanted.push(Wanted { path, content: content.to_owned(), mode: SECRET });
     }
 
-    /// A secret that is made once: what is there is kept, even if it cannot be read.
+    /// A secret that is created once: an existing one is kept, even if it cannot be read.
     pub(super) fn secret_once(
         &mut self,
         path: &'static str,
@@ -98,7 +98,7 @@ impl Wanted {
     }
 }
 
-/// Files under temporary names. Those that are not put in place are removed.
+/// Files under temporary names. They are removed unless they are put in place.
 #[derive(Default)]
 struct Staged(Vec<(PathBuf, PathBuf)>);
 
@@ -131,7 +131,7 @@ impl Staged {
 impl Drop for Staged {
     fn drop(&mut self) {
         for (temporary, _) in &self.0 {
-            // There is nothing to be done about it, and it is not in anybody's way.
+            // Nothing can be done about it, and it does no harm.
             let _ = fs::remove_file(temporary);
         }
     }
@@ -142,7 +142,7 @@ fn temporary(path: &Path) -> PathBuf {
     path.with_file_name(format!(".{name}.new-{}", std::process::id()))
 }
 
-/// Made from scratch, so nothing that is there already is followed or kept open by others.
+/// Created from scratch, so no existing file is followed or kept open by others.
 fn create(temporary: &Path) -> io::Result<File> {
     match fs::remove_file(temporary) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),

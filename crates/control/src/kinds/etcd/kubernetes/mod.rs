@@ -2,8 +2,8 @@
 //! kubeadm and kube-apiserver.
 //!
 //! Everything is written to a local directory, all at once, and only what differs. Renewal keeps the private key, so a renewed
-//! certificate is one file that is replaced in one instant. The spec is never edited: users that are missing are refused, with the
-//! lines to add.
+//! certificate is one file that is replaced atomically. The spec is never edited: if users are missing, the command is refused and
+//! prints the lines to add.
 
 mod certificates;
 mod files;
@@ -30,15 +30,15 @@ pub const PREFIX: &str = "/registry/";
 /// What is wished for.
 #[derive(Clone, Debug)]
 pub struct Wish {
-    /// Whom kube-apiserver logs in as.
+    /// The user of kube-apiserver.
     pub user: String,
-    /// Whom health checks log in as.
+    /// The user of health checks.
     pub health_user: String,
-    /// Below which kube-apiserver keeps its keys. Begins and ends with a slash.
+    /// The prefix of kube-apiserver's keys. Begins and ends with a slash.
     pub prefix: String,
-    /// Where the files are on control plane hosts.
+    /// The directory on control plane hosts.
     pub on_hosts: String,
-    /// Where they are written here.
+    /// The local directory.
     pub out: PathBuf,
     /// Create new private keys, instead of keeping them.
     pub new_keys: bool,
@@ -80,7 +80,7 @@ fn failed(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Kubernet
     move |source| KubernetesError::File { what, path, source }
 }
 
-/// What was done, for people and for scripts.
+/// The result, for people and for scripts.
 #[derive(Clone, Debug, Serialize)]
 pub struct Written {
     pub cluster: String,
@@ -91,7 +91,7 @@ pub struct Written {
     pub certificates: Vec<WrittenCertificate>,
     pub endpoints: Vec<String>,
     pub events_endpoints: Vec<String>,
-    /// What works, but could be better.
+    /// Recommendations.
     pub notes: Vec<String>,
 }
 
@@ -112,7 +112,7 @@ pub struct WrittenCertificate {
     pub renew_after: Timestamp,
 }
 
-/// Issues or renews certificates where that is due, and writes what differs.
+/// Issues or renews certificates that are due, and writes what differs.
 pub fn write(home: &Home, clusters: Clusters<'_>, wish: &Wish) -> Result<Written, KubernetesError> {
     let mut notes = rights::check(clusters, wish)?;
     let endpoints = endpoints(clusters.main)?;
@@ -143,7 +143,7 @@ pub fn write(home: &Home, clusters: Clusters<'_>, wish: &Wish) -> Result<Written
     Ok(Written { cluster, directory, changed, files, certificates, endpoints, events_endpoints, notes })
 }
 
-/// A key may have been replaced because somebody else has it.
+/// A key may have been replaced because it was stolen.
 fn still_accepted(pair: Pair, user: &str, previous: &Previous) -> String {
     let Previous { user: former, not_after } = previous;
     let until = not_after.strftime("%Y-%m-%d %H:%M UTC");
@@ -172,7 +172,7 @@ fn renew_before(ledger: &Ledger) -> SignedDuration {
     SignedDuration::from_hours(i64::try_from(ledger.spec.tls.renew_before().as_hours()).unwrap_or(i64::MAX / 3600))
 }
 
-/// Where the voters serve clients. The ledger knows, so this works while machines are down.
+/// The client URLs of the voters. They come from the ledger, so this works while machines are down.
 fn endpoints(ledger: &Ledger) -> Result<Vec<String>, KubernetesError> {
     let name = ledger.spec.name.to_string();
     let formation = &ledger.etcd.formation;

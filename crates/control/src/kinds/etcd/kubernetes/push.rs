@@ -1,8 +1,8 @@
-//! Delivery to control plane hosts with the operator's own ssh. A script travels over stdin and is read by `sh` on the host; no
-//! secret is in the arguments of any process, here or there.
+//! Delivers files to control plane hosts with the operator's own ssh. A script is sent over stdin and run by `sh` on the host; no
+//! process has a secret in its arguments.
 //!
-//! The first script only reports what is there. The second brings what differs: every file is written whole under a temporary name, and
-//! then renamed. It runs only if all of it arrived.
+//! The first script only reports which files exist. The second one sends what differs: it writes every file completely under a
+//! temporary name and then renames it. It runs only if it has arrived completely.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -27,7 +27,7 @@ const DELIVERED: [(&str, u32); 5] = [
     (APISERVER.certificate, PUBLIC),
 ];
 
-/// Before each line that a script prints for us. A login shell may print other things.
+/// The prefix of each line that a script prints for quorate. A login shell may print other lines.
 const MARK: &str = "quorate:";
 
 /// How to reach hosts.
@@ -67,10 +67,10 @@ struct Local {
     mode: u32,
 }
 
-/// What a host has: the SHA-256 and the mode of each file.
+/// The files of a host: the SHA-256 and the mode of each.
 type Found = BTreeMap<String, (String, u32)>;
 
-/// Refuses what ssh would take for an option.
+/// Refuses names that ssh would read as an option.
 pub fn check_host(host: &str) -> Result<(), KubernetesError> {
     let plain = |c: char| c.is_ascii_alphanumeric() || "._-@:[]%".contains(c);
     if host.is_empty() || host.starts_with('-') || !host.chars().all(plain) {
@@ -82,7 +82,7 @@ pub fn check_host(host: &str) -> Result<(), KubernetesError> {
     Ok(())
 }
 
-/// Brings the files of this directory to one host.
+/// Sends the files of this directory to one host.
 pub fn deliver(from: &Path, host: &str, way: &Way) -> Result<Delivery, KubernetesError> {
     let local = local(from)?;
     Ok(bring(&local, host, way).unwrap_or_else(|error| Delivery {
@@ -166,7 +166,7 @@ fn order(directory: &str, files: &[&Local]) -> String {
     script
 }
 
-/// Has `sh` on the host read a script. Returns what it printed, or why that failed.
+/// Runs a script in `sh` on the host. Returns its output, or the error.
 fn run(host: &str, way: &Way, script: &str) -> Result<String, String> {
     let mut words = way.ssh.split_whitespace();
     let program = words.next().unwrap_or("ssh");
@@ -175,7 +175,7 @@ fn run(host: &str, way: &Way, script: &str) -> Result<String, String> {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(|error| format!("`{program}` cannot be started: {error}"))?;
     let mut stdin = child.stdin.take().expect("it is piped");
-    // An ssh that ends early says why.
+    // If ssh exits early, it says why.
     let sent = stdin.write_all(script.as_bytes()).or_else(|error| match error.kind() {
         io::ErrorKind::BrokenPipe => Ok(()),
         _ => Err(error),

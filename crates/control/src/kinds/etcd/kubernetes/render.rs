@@ -1,4 +1,4 @@
-//! Settings of kubeadm and kube-apiserver as text. Every value in them is a URL, or was checked to need no quoting.
+//! Settings of kubeadm and kube-apiserver as text. Every value is a URL, or was checked to need no quoting.
 
 use std::fmt::Write as _;
 

@@ -1,4 +1,4 @@
-//! Whether kube-apiserver can use a cluster as its spec declares it: with which user, with which rights, and who compacts.
+//! Checks whether kube-apiserver can use a cluster as its spec declares it: the user, its permissions, and compaction.
 
 use quorate_core::kinds::etcd::spec::{Access, ClientAuth, CompactionMode, Keys, Permission};
 use quorate_core::model::{Ledger, Version};
@@ -7,7 +7,7 @@ use quorate_core::spec::{ClusterSpec, Retention};
 use super::{Clusters, KubernetesError, Wish, refused};
 use crate::clients::ClientError;
 
-/// Refuses what cannot work or is unsafe. Returns notes about what works but could be better.
+/// Refuses settings that cannot work or are unsafe. Returns recommendations.
 pub(super) fn check(clusters: Clusters<'_>, wish: &Wish) -> Result<Vec<String>, KubernetesError> {
     words(wish)?;
     same_authority(clusters)?;
@@ -60,7 +60,7 @@ fn same_authority(clusters: Clusters<'_>) -> Result<(), KubernetesError> {
     )
 }
 
-/// Whether a certificate logs its holder in, with rights that are limited.
+/// Whether certificates authenticate users, with limited permissions.
 fn login(ledger: &Ledger) -> Result<(), KubernetesError> {
     let spec = &ledger.spec;
     if !spec.auth.bootstrap {
@@ -116,7 +116,7 @@ fn users(ledger: &Ledger, wish: &Wish) -> Result<(), KubernetesError> {
     )
 }
 
-/// The lines to add, and the command that makes them true.
+/// The lines to add, and the command that applies them.
 fn how_to_declare(ledger: &Ledger, wish: &Wish) -> String {
     let file = ledger.spec_file.as_deref().filter(|file| *file != "-");
     let apply = file.map_or_else(

@@ -1,4 +1,4 @@
-//! Whether the store still has the verified backup that the ledger notes.
+//! Checks whether the store still has the verified backup that the ledger records.
 
 use quorate_backup::postgres;
 use quorate_core::model::{BackupNote, Ledger};
@@ -8,8 +8,8 @@ use super::{catalog_of, is_what_was_taken};
 use crate::backup::signing::trust_of;
 use crate::backup::{BackupError, Confirmed, Which, open_store};
 
-/// Asks the store: the ledger remembers what was there once. The backup must be signed, verified, have the list of files that was signed, and all
-/// files that it had then.
+/// Checks the store, because the ledger only remembers what was there once. The backup must be signed and verified, with the signed list of
+/// files, and all files that it had then.
 pub async fn confirm(ledger: &Ledger) -> Confirmed {
     let Some(note) = ledger.backups.as_ref().and_then(|backups| backups.verified.as_ref()) else {
         return Confirmed { verified: None, why_not: None };

@@ -1,4 +1,4 @@
-//! The members of a cluster, as far as they work on backups. What they do takes long: it is begun, and looked at until it has ended.
+//! Backup jobs on members. They take long, so they are started and then polled.
 
 use std::time::Duration;
 
@@ -11,11 +11,11 @@ use crate::backup::{BackupError, Doing, Teller, note};
 use crate::home::Home;
 use crate::run::observe::Sight;
 
-/// Less often than an agent forgets.
+/// More often than an agent's timeout.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 const GIVE: &str = "give its files to the replica";
 const PAUSE: Duration = Duration::from_millis(500);
-/// An agent that is not reached may be about to be replaced, or its network is.
+/// An unreachable agent may be about to be replaced, or its network may be down.
 const UNREACHED: u32 = 240;
 
 pub(super) struct Members<'a> {
@@ -65,7 +65,7 @@ impl<'a> Members<'a> {
         self.carry_out(self.sources.workshop.clone(), job, what, teller).await
     }
 
-    /// Has the primary give its files to a replica for as long as that takes a backup, which it begins when it knows where they are.
+    /// Makes the primary offer its files to a replica during a backup, which begins when their address is known.
     pub(super) async fn with_files_of_primary(
         &self,
         pass: ServerPass,
@@ -95,7 +95,7 @@ impl<'a> Members<'a> {
             taken = backup(paths) => taken,
             why = until_not_served(agent, &id) => Err(BackupError::FilesLost { member: primary.to_string(), why }),
         };
-        // It ends by itself if nobody looks at it.
+        // It ends by itself if it is not polled.
         let _ = agent.job(&JobRequest::End { id }).await;
         taken
     }
@@ -133,14 +133,14 @@ impl<'a> Members<'a> {
         }
     }
 
-    /// An agent answers with the outcome of something else.
+    /// An agent answered with the result of something else.
     pub(super) fn misunderstood(&self) -> BackupError {
         let why = String::from("its agent gives an unexpected answer");
         BackupError::Job { member: self.sources.primary.to_string(), what: "do what it was asked for", why }
     }
 }
 
-/// Looks at a server, which goes on while somebody does. Returns why it ended; an agent that does not answer may answer later.
+/// Polls a server, which runs while it is polled. Returns why it ended; an agent that does not answer may answer later.
 async fn until_not_served(agent: &AgentClient, id: &str) -> String {
     loop {
         tokio::time::sleep(LOOK_EVERY).await;

@@ -1,5 +1,5 @@
-//! Backups of PostgreSQL as the controller has them taken: pgBackRest on a member does the work, and the controller puts a signed manifest and
-//! the ledger next to each backup. The ledger's lock is never taken: a backup disturbs nobody who changes the cluster meanwhile.
+//! The controller's side of PostgreSQL backups: pgBackRest on a member does the work, and the controller puts a signed manifest and the
+//! ledger next to each backup. The ledger's lock is never taken, so a backup does not delay a change of the cluster.
 
 mod confirm;
 mod members;
@@ -27,9 +27,9 @@ pub use watch::{Watching, watch};
 
 const TAKE: &str = "take a backup";
 const PASS_CLIENT: &str = "quorate-backup";
-/// As long as an agent lets a backup take. Each of pgBackRest's connections shows the certificate again.
+/// An agent's time limit for a backup. Each connection of pgBackRest presents the certificate again.
 const PASS_VALIDITY: SignedDuration = SignedDuration::from_hours(7 * 24);
-/// So many are enough: anyone who can write to the store could fill the ledger.
+/// A limit, because anyone who can write to the store could fill the ledger.
 const STRANGE: usize = 3;
 
 /// A cluster whose backups are taken, verified and removed.
@@ -54,11 +54,11 @@ pub struct Taken {
     pub not_verified: Option<BackupError>,
 }
 
-/// What came of a request for a backup.
+/// The result of a request for a backup.
 #[derive(Debug)]
 pub struct Created {
     pub first: Taken,
-    /// Where the spec wants a second: a separate backup, or why there is none.
+    /// If the spec has a second store: a separate backup there, or why there is none.
     pub second: Option<Result<Taken, BackupError>>,
     /// Whether the ledger knows of it.
     pub noted: bool,
@@ -69,7 +69,7 @@ impl Created {
         std::iter::once(&self.first).chain(self.second.as_ref().and_then(|second| second.as_ref().ok()))
     }
 
-    /// All that went wrong, besides what verifications found.
+    /// All errors, except those that verifications found.
     pub fn troubles(self) -> impl Iterator<Item = BackupError> {
         let second = self.second.map(|second| second.map_or_else(Some, |taken| taken.not_verified));
         self.first.not_verified.into_iter().chain(second.flatten())
@@ -77,7 +77,7 @@ impl Created {
 }
 
 impl Backups<'_> {
-    /// Takes a backup now for each place, and has it verified.
+    /// Takes a backup for each store now, and verifies it.
     pub async fn create(&self, vault: &Vault, kind: BackupKind, verified: bool) -> Result<Created, BackupError> {
         let members = Members::look(self.home, self.ledger).await?;
         let first = Shelf { which: Which::First, store: &vault.first };
@@ -154,7 +154,7 @@ impl Backups<'_> {
         if let Some(replica) = members.replica() {
             match self.take_from_replica(members, replica, kind, repository).await {
                 Ok(taken) => return Ok((replica.to_string(), taken)),
-                // What is not known to have ended may still go on.
+                // A backup that is not known to have ended may continue.
                 Err(error @ BackupError::Job { .. }) => {
                     let primary = members.primary();
                     self.teller.say(&format!("warning: {error}; taking the backup from {primary}, the primary"));
@@ -200,7 +200,7 @@ impl Backups<'_> {
         }
     }
 
-    /// Has a backup restored into a temporary PostgreSQL, and notes next to it what was found.
+    /// Restores a backup into a temporary PostgreSQL, and stores the result next to it.
     pub async fn verify(&self, shelf: Shelf<'_>, label: &str) -> Result<Manifest, BackupError> {
         let members = Members::look(self.home, self.ledger).await?;
         let verified = self.verify_label(&members, shelf, label).await?;
@@ -241,12 +241,12 @@ impl Backups<'_> {
         catalog_of(store, self.ledger.spec.name.as_str(), Some(&self.ledger.cluster_id), &trust).await
     }
 
-    /// Removes full backups with all that rests on them. pgBackRest removes the log that nobody needs any more.
+    /// Removes full backups with all that depend on them. pgBackRest removes log that is not needed any more.
     pub async fn remove(&self, store: &Store, repository: u8, fulls: &[String]) -> Result<(), BackupError> {
         let members = Members::look(self.home, self.ledger).await?;
         let catalog = self.catalog(store).await?;
         for full in fulls {
-            // What counts goes first: half a removal leaves no manifest of what is not there.
+            // The manifest is deleted first: an interrupted removal leaves no manifest of missing data.
             for listed in catalog.backups.iter().filter(|listed| listed.manifest.full() == full) {
                 postgres::remove(store, self.ledger.spec.name.as_str(), listed.manifest.label()).await?;
             }
@@ -256,7 +256,7 @@ impl Backups<'_> {
         Ok(())
     }
 
-    /// Notes in the ledger what the first destination has. Tells whether that was done.
+    /// Records the first store's backups in the ledger. Returns whether that was done.
     pub async fn note(&self, first: &Store) -> Result<bool, BackupError> {
         let catalog = self.catalog(first).await?;
         Ok(note::write(self.home, self.ledger, record(&catalog).as_ref()).await?)
@@ -318,7 +318,7 @@ fn find<'a>(catalog: &'a Catalog, label: &str, cluster: &str) -> Result<&'a List
     Ok(catalog.find(label).ok_or_else(missing)?)
 }
 
-/// What is there of a cluster, for anyone who is to be believed.
+/// A cluster's backups that are signed by trusted keys.
 pub async fn catalog_of(
     store: &Store,
     cluster: &str,

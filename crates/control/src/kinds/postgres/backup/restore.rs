@@ -1,5 +1,5 @@
-//! What comes before a restore of PostgreSQL: one backup is chosen, its manifest and its list of files are checked, and the ledger comes back
-//! from next to it where there is none here. Nothing that runs is touched: the restore itself is the planner's, once it is confirmed.
+//! The preparation of a PostgreSQL restore: chooses a backup, checks its manifest and its list of files, and restores the ledger from next
+//! to it if there is none here. Touches no running member; after confirmation, the planner does the restore itself.
 
 use jiff::Timestamp;
 use quorate_agent::api::Job;
@@ -22,7 +22,7 @@ use crate::run::error::ControlError;
 use crate::verbs::restore::{come_back, take_over};
 use crate::verbs::{Cluster, VerbError, consent, observe};
 
-/// How far the operator wants to go.
+/// The requested point.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Wanted {
     Newest,
@@ -50,7 +50,7 @@ pub struct Restore {
     pub known: Option<Ledger>,
     /// The ledger from next to the backup, where there is none here.
     pub imported: Option<Exported>,
-    /// Why what the living cluster has written last may be missing from the store.
+    /// Why the running cluster's last writes may be missing from the store.
     pub log_not_stored: Option<BackupError>,
     seen: Option<Observation>,
 }
@@ -126,7 +126,7 @@ impl Restore {
         Request { restore: self, confirmed: consent(shown), token, now }
     }
 
-    /// The ledger from next to the backup becomes the one here.
+    /// Imports the ledger from next to the backup.
     pub fn take_over(&self, home: &Home, name: &str) -> Result<(), LedgerError> {
         self.imported.as_ref().map_or(Ok(()), |exported| take_over(home, name, exported))
     }
@@ -183,7 +183,7 @@ fn refuse_other_version(manifest: &Manifest, runs: String) -> Result<(), VerbErr
     })
 }
 
-/// All that the living cluster has written is worth having: the operator may want it back.
+/// Everything that the running cluster has written is needed: the operator may want it back.
 async fn store_log(home: &Home, ledger: &Ledger, teller: &dyn Teller) -> Result<(), BackupError> {
     let members = Members::look(home, ledger).await?;
     members.on_primary(Job::StoreLog, "store its log", teller).await.map(drop)

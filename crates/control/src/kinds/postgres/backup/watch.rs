@@ -1,4 +1,4 @@
-//! `backup watch`: stays, and takes a backup when one is due. The log needs nobody to record it: PostgreSQL stores it itself.
+//! `backup watch`: takes a backup when one is due. It does not record the log, because PostgreSQL archives it.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::backup::signing::with_key;
 use crate::backup::{BackupError, Doing, Teller, Vault};
 use crate::home::Home;
 
-/// How often is looked whether something is due.
+/// How often to check whether something is due.
 const TICK: Duration = Duration::from_secs(5);
 const LONGEST_PAUSE: Duration = Duration::from_secs(300);
 
@@ -27,7 +27,7 @@ pub struct Watching<'a> {
     pub teller: &'a dyn Teller,
 }
 
-/// Watches until `stop` becomes true. A backup that is under way then goes on without it.
+/// Watches until `stop` becomes true. A backup in progress then continues without it.
 pub async fn watch(watching: &Watching<'_>, mut stop: watch::Receiver<bool>) -> Result<(), BackupError> {
     let mut pause = TICK;
     loop {

@@ -1,4 +1,4 @@
-//! Checks of the `auth` settings: users and roles fit together, and passwords are where `client_auth` wants them.
+//! Checks of the `auth` settings: users refer to existing roles, and passwords are set where `client_auth` requires them.
 
 use crate::kinds::etcd::spec::{ClientAuth, Keys, UserSpec};
 use crate::kinds::etcd::versions;
@@ -59,7 +59,8 @@ fn names(cluster: &Cluster, found: &mut Findings) {
     if cluster.spec.etcd.client_auth.asks_for_certificates() {
         let is_member = |name: &str| cluster.spec.members.iter().any(|member| member.name.as_str() == name);
         for (index, user) in auth.users.iter().enumerate().filter(|(_, user)| is_member(user.name.as_str())) {
-            let message = format!("the user `{0}` would be anyone with the certificate of the member {0}", user.name);
+            let message =
+                format!("anyone with the certificate of the member {0} could log in as the user `{0}`", user.name);
             found.error(user_at(index), message, "choose another name");
         }
     }
@@ -105,7 +106,7 @@ fn authorization_holes(cluster: &Cluster, found: &mut Findings) {
     );
 }
 
-/// Nobody needs to be declared for this: those who come without a login are not.
+/// Applies without declared users, because it concerns clients without a login.
 fn open_without_login(cluster: &Cluster, found: &mut Findings) {
     let etcd = &cluster.spec.etcd;
     if etcd.client_auth != ClientAuth::Password {
@@ -123,7 +124,7 @@ fn open_without_login(cluster: &Cluster, found: &mut Findings) {
 fn roles_of(cluster: &Cluster, index: usize, user: &UserSpec, found: &mut Findings) {
     let declared = || cluster.spec.auth.roles.iter().map(|role| role.name.as_str());
     for (position, role) in user.roles.iter().enumerate() {
-        // The role root exists without being declared, and makes an administrator of every user who has it.
+        // The role root always exists, and makes every user who has it an administrator.
         if *role == "root" || declared().any(|name| name == role.as_str()) {
             continue;
         }
@@ -136,7 +137,7 @@ fn roles_of(cluster: &Cluster, index: usize, user: &UserSpec, found: &mut Findin
     }
 }
 
-/// etcd keeps one permission for the same keys, so of two only one would ever be seen.
+/// etcd keeps one permission for the same keys, so a second one would replace the first.
 fn permissions_of(cluster: &Cluster, index: usize, found: &mut Findings) {
     let role = &cluster.spec.auth.roles[index];
     let path = |position| cluster.at(&format!("auth.roles[{index}].permissions[{position}]"));

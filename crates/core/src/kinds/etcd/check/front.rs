@@ -1,4 +1,4 @@
-//! Checks of `etcd.front`: its port, where it runs, and whether the cluster can give it what it needs.
+//! Checks of `etcd.front`: its port, where it runs, and whether the cluster provides what it needs.
 
 use super::TAKEN;
 use crate::kinds::etcd::front::Front;
@@ -58,12 +58,13 @@ fn port(cluster: &Cluster, front: &Front, found: &mut Findings) {
     }
 }
 
-/// The front's certificate names no user. Without authentication it would open everything, and where quorate does not sign there is none.
+/// The front's certificate names no user. Without authentication it would give full access, and if quorate does not sign certificates there
+/// is none.
 fn needs(cluster: &Cluster, found: &mut Findings) {
     let at = || cluster.at("etcd.front");
     if !cluster.spec.auth.bootstrap {
-        let message =
-            "with `auth.bootstrap: false` every certificate of the cluster's CA opens all data, also that of a front";
+        let message = "with `auth.bootstrap: false` every certificate of the cluster's CA gives access to all data, including \
+             that of a front";
         found.error(
             at(),
             message,
@@ -76,7 +77,7 @@ fn needs(cluster: &Cluster, found: &mut Findings) {
     }
 }
 
-/// Machines of their own. Their names and addresses are checked with those of members.
+/// Separate machines. Their names and addresses are checked together with those of members.
 fn on_machines(cluster: &Cluster, front: &Front, machines: &[MemberSpec], found: &mut Findings) {
     let at = |field: &str| cluster.at(&format!("etcd.front.{field}"));
     if machines.is_empty() {

@@ -1,4 +1,5 @@
-//! Checks of a cluster of etcd: its token, how many members it has, and the `etcd` settings: release, binary, quota, gateway, timeouts, compaction and flags.
+//! Checks of an etcd cluster: its token, the number of members, and the `etcd` settings: release, binary, quota, gateway, timeouts,
+//! compaction and flags.
 
 mod auth;
 mod front;
@@ -15,7 +16,7 @@ use crate::spec::check::{Cluster, Findings};
 use crate::spec::{HostFacts, Retention, Severity, Size};
 use crate::text::plural;
 
-/// The largest database that etcd's own documentation advises.
+/// The largest database that etcd's documentation recommends.
 const ADVISED_QUOTA: Size = Size::gibibytes(8);
 /// Below this a unit was most likely forgotten.
 const SMALLEST_QUOTA: Size = Size(16 << 20);
@@ -42,7 +43,7 @@ pub(crate) fn check(cluster: &Cluster, host: &HostFacts, found: &mut Findings) {
 
 const LONGEST_TOKEN: usize = 64;
 
-/// It goes into flags and messages as it is, and leaves room for the random end.
+/// It is used unchanged in flags and messages, and leaves room for the random suffix.
 fn token(cluster: &Cluster, found: &mut Findings) {
     let token = &cluster.spec.initial_token;
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
@@ -58,7 +59,7 @@ fn token(cluster: &Cluster, found: &mut Findings) {
     }
 }
 
-/// etcd advises seven at most. Twice that is room enough while a cluster moves from one set of machines to another.
+/// etcd recommends at most seven. Twice as many is enough while a cluster moves from one set of machines to another.
 pub const MOST_MEMBERS: usize = 15;
 
 fn member_count(cluster: &Cluster, found: &mut Findings) {
@@ -119,11 +120,11 @@ fn release(cluster: &Cluster, found: &mut Findings) {
     unknown_release(cluster, found);
 }
 
-/// A release newer than this quorate can be run where the operator says where it is. Anywhere else its number is most likely a mistake.
+/// A release newer than this quorate can be run if the operator names its program. Otherwise the number is probably a mistake.
 fn unknown_release(cluster: &Cluster, found: &mut Findings) {
     let version = cluster.spec.etcd.version;
     let Some(newest) = versions::newest_before(version) else { return };
-    let what = format!("etcd {version} is not known to this quorate, whose newest {} is {newest}", version.line());
+    let what = format!("etcd {version} is not known to this quorate; the newest {} is {newest}", version.line());
     match cluster.spec.etcd.binary {
         Some(Binary::Path(_) | Binary::Archive { .. } | Binary::Package(_)) => {
             found.warning(cluster.at("etcd.version"), what, "its flags and defects are not checked");
@@ -190,7 +191,7 @@ fn quota(cluster: &Cluster, host: &HostFacts, found: &mut Findings) {
 
 fn gateway(cluster: &Cluster, found: &mut Findings) {
     let etcd = &cluster.spec.etcd;
-    // Without authentication nobody asks who a client is.
+    // Without authentication etcd does not identify clients.
     if etcd.grpc_gateway && etcd.client_auth == ClientAuth::Certificate && cluster.spec.auth.bootstrap {
         found.error(
             cluster.at("etcd.grpc_gateway"),
@@ -238,7 +239,7 @@ fn compaction(cluster: &Cluster, found: &mut Findings) {
     }
 }
 
-/// Ports of a member that are taken: ssh, etcd, the agent, its health page, and the node exporter.
+/// Reserved ports of a member: ssh, etcd, the agent, its health page, and the node exporter.
 const TAKEN: [u16; 6] = [22, CLIENT_PORT, PEER_PORT, AGENT_PORT, HEALTH_PORT, 9100];
 
 fn metrics(cluster: &Cluster, found: &mut Findings) {
@@ -314,7 +315,7 @@ fn flags(cluster: &Cluster, found: &mut Findings) {
              stay valid"
         );
         let hint = "leave it out: quorate signs these certificates and revokes those of a user that is removed from the spec; \
-                    a list of your own is for `tls.given`, where you are the issuer";
+                    set your own list only with `tls.given`, where your CA signs";
         found.about_key(Severity::Error, at(CLIENT_CRL_FLAG), what, hint.to_owned());
     }
     for (name, value) in given {
@@ -331,10 +332,10 @@ fn described(name: &str) -> String {
     }
 }
 
-/// How bad it is, what is wrong, and the way out.
+/// The severity, the problem, and the remedy.
 type Judgement = (Severity, String, String);
 
-/// What is wrong with a flag of this name.
+/// The problem with a flag of this name.
 fn judge_flag(name: &str, version: Version) -> Option<Judgement> {
     let error = |message: String, hint: String| Some((Severity::Error, message, hint));
     let bare = name.trim_start_matches('-');
@@ -347,9 +348,9 @@ fn judge_flag(name: &str, version: Version) -> Option<Judgement> {
     judge_name(name, version)
 }
 
-/// What is wrong with the name of a flag or of a feature gate.
+/// The problem with the name of a flag or feature gate.
 fn judge_name(name: &str, version: Version) -> Option<Judgement> {
-    // Of an unknown minor no flag is known; the gate has refused it already.
+    // The flags of an unknown minor version are not known; the version check has refused it already.
     if version.major != 3 || !versions::KNOWN_MINORS.contains(&version.minor) {
         return None;
     }

@@ -1,4 +1,4 @@
-//! Checks of etcd as a static pod: its image must say which etcd it has, and etcd must see all files that its flags name.
+//! Checks of etcd as a static pod: the image must name its etcd version, and etcd must be able to read every file that its flags name.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use crate::kinds::etcd::pod::{self, RunAs, StaticPod};
 use crate::providers::MachineKind;
 use crate::spec::check::{Cluster, Findings};
 
-/// What the pod has of its machine besides data and log.
+/// The machine's directories that the pod can access, in addition to data and log.
 const CONFIGURATION: &str = "/etc/etcd";
 
 pub(crate) fn check(cluster: &Cluster, found: &mut Findings) {
@@ -58,7 +58,7 @@ fn manifests(cluster: &Cluster, pod: &StaticPod, found: &mut Findings) {
     }
 }
 
-/// A machine with a kubelet has more to serve than etcd.
+/// A machine with a kubelet serves more than etcd.
 fn firewall(cluster: &Cluster, found: &mut Findings) {
     let enabled = cluster.spec.host.as_ref().is_none_or(|host| host.firewall.enabled);
     if enabled && cluster.spec.provider.settings().machines() != MachineKind::Process {
@@ -71,7 +71,7 @@ fn firewall(cluster: &Cluster, found: &mut Findings) {
     }
 }
 
-/// etcd in a pod sees no other files of its machine than those that are mounted.
+/// etcd in a pod can read only mounted files of its machine.
 fn files(cluster: &Cluster, found: &mut Findings) {
     let kubeadm = format!("/{}", pki::KUBEADM_DIRECTORY);
     for (name, value) in &cluster.spec.etcd.flags {

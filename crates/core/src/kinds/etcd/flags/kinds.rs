@@ -1,9 +1,9 @@
-//! What etcd's flags take. etcd ends with its usage when a value is of another kind, so a wrong one is better known before. The table
-//! comes from etcd itself, and a test compares it with real binaries.
+//! The types of etcd's flags. etcd prints its usage and exits when a value has the wrong type, so quorate checks it first. The table
+//! comes from etcd; a test compares it with real binaries.
 
 use std::sync::LazyLock;
 
-/// What a flag takes, where that is not any text.
+/// The type of a flag's value, unless it is text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     Bool,
@@ -30,7 +30,7 @@ impl Kind {
         })
     }
 
-    /// None where the flag takes any text, or is not known.
+    /// None if the flag takes any text, or is not known.
     pub fn of(flag: &str) -> Option<Self> {
         TABLE.binary_search_by(|(name, _)| (*name).cmp(flag)).ok().map(|index| TABLE[index].1)
     }

@@ -1,6 +1,6 @@
-//! Flags that etcd renamed, or turned into feature gates: how what the operator gave is written for one release. A name
-//! that the release knows stays as it is, because a changed command line means a restart. etcd does not start when one
-//! setting is given by both its names, so of two only one is written.
+//! Flags that etcd has renamed or turned into feature gates, and how to write a given flag for one release. A name that
+//! the release knows stays as it is, because a changed command line requires a restart. etcd does not start if a
+//! setting is given under both names, so only one is written.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -9,7 +9,7 @@ use super::{FEATURE_GATES, Knowledge, knowledge};
 use crate::kinds::etcd::spec::FlagValue;
 use crate::model::Version;
 
-/// A flag and what a later minor made of it: another flag, or a feature gate as `feature-gates=NAME`.
+/// A flag and its replacement in a later minor version: another flag, or a feature gate as `feature-gates=NAME`.
 struct Row {
     older: &'static str,
     newer: &'static str,
@@ -20,21 +20,21 @@ static ROWS: LazyLock<Vec<Row>> = LazyLock::new(|| {
     rows.filter_map(|row| row.split_once('\t')).map(|(older, newer)| Row { older, newer }).collect()
 });
 
-/// The operator's flags as one release is to be given them.
+/// The operator's flags as written for one release.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Translation {
     pub flags: BTreeMap<String, String>,
     pub renamed: Vec<Renamed>,
-    /// Settings that are given by both their names with different values; they are in `flags` as they were given.
+    /// Settings that are given under both names with different values; they stay in `flags` as given.
     pub conflicts: Vec<Conflict>,
 }
 
-/// A setting that is written by another name than the operator gave. Names of feature gates are `feature-gates=NAME`.
+/// A setting that is written under another name than the operator used. Names of feature gates are `feature-gates=NAME`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Renamed {
     pub given: &'static str,
     pub written: &'static str,
-    /// Whether the release knows the name that was given, and it goes only because the other one is given too.
+    /// Whether the release knows the given name, which is left out only because the other one is given too.
     pub doubled: bool,
 }
 
@@ -102,7 +102,7 @@ impl Settings {
 
     fn get(&self, name: &str) -> Option<&str> {
         match gate_of(name) {
-            // The last one counts, as it does for etcd.
+            // The last one counts, as in etcd.
             Some(gate) => self.gates.iter().rev().find(|(name, _)| name == gate).map(|(_, value)| value.as_str()),
             None => self.flags.get(name).map(String::as_str),
         }
@@ -246,7 +246,7 @@ mod tests {
             ("experimental-initial-corrupt-check", "true"),
         ];
         becomes("3.5.30", &given, &expected);
-        // What 3.5 has no word for stays, for the check to refuse.
+        // Gates that 3.5 does not have stay, so the check refuses them.
         let left = [("experimental-initial-corrupt-check", "true"), ("feature-gates", "PriorityRequest=true")];
         becomes("3.5.30", &[("feature-gates", "PriorityRequest=true,InitialCorruptCheck=true")], &left);
         let too_early = [("feature-gates", "CompactHashCheck=true")];

@@ -1,6 +1,6 @@
-//! Authentication: root first, then turned on, then the declared roles and users, kept equal to the spec.
+//! Authentication: creates root, turns authentication on, and keeps roles and users equal to the spec.
 //!
-//! What other tools made is left alone: only what the ledger says we made is ever removed.
+//! Removes only what the ledger says quorate created; users and roles of other tools are left alone.
 
 use std::collections::BTreeSet;
 
@@ -35,8 +35,8 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
     }
 }
 
-/// The healthy voter through which users and roles are read and changed: one that was asked for them, and of those the
-/// leader. A member that is not known to be of this cluster speaks for nobody.
+/// The healthy voter through which users and roles are read and changed: one that reported them, preferably the leader.
+/// A member that is not known to belong to this cluster is never used.
 fn spokesman<'a>(view: &View<'a>, decision: &Decision) -> Option<(&'a MemberName, &'a AuthLook)> {
     let View { desired, seen, .. } = *view;
     let trusted = desired.members.keys().filter(|member| !decision.bars_orders(member));
@@ -48,13 +48,13 @@ fn spokesman<'a>(view: &View<'a>, decision: &Decision) -> Option<(&'a MemberName
     healthy.min_by_key(rank).map(|(member, status)| (member, &status.auth))
 }
 
-/// Every agent logs in with the password it was given, so a new one cannot simply be set.
+/// Every agent logs in with its current password, so a new one cannot simply be set.
 fn root_password_differs(wish: &AuthWish) -> bool {
     let set = wish.owned.users.get(ROOT).and_then(|owned| owned.password.as_ref());
     matches!((set, &wish.root_password), (Some(set), Some(brought)) if set != brought)
 }
 
-/// The changes that make `found` equal to the wish, in an order that may be cut anywhere and taken up again.
+/// The changes that make `found` equal to the spec, in an order that can be interrupted and continued anywhere.
 fn changes(wish: &AuthWish, found: &AuthSeen) -> Vec<(AuthOp, String)> {
     let mut ops = Vec::new();
     root(found, &mut ops);

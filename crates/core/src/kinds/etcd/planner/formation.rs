@@ -1,8 +1,8 @@
-//! Formation: how a cluster comes into being, once, and how its members are kept running on the data it left them.
+//! Bootstrap: creates the cluster once, and afterwards keeps its members running on their data.
 //!
-//! The ledger records `Forming` before the first start and `Formed` before the first client write. In between, anything
-//! that went wrong is answered by wiping all and beginning again under a new token; afterwards an empty disk is never
-//! a beginning.
+//! The ledger records `Forming` before the first start and `Formed` before the first client write. Between the two, any
+//! problem is solved by wiping all data and starting again under a new token. After `Formed`, an empty disk is never a
+//! beginning.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +14,7 @@ use crate::model::{Desired, Facts, MemberName, Observation, PEER_PORT, ServiceSt
 use crate::planner::{Action, Decision, Precondition, UnsafeBecause, View, WaitingFor};
 use crate::providers::MachineKind;
 
-/// How long etcd may take to answer after its start before that is worth a word.
+/// How long etcd may take to answer after its start before it is reported.
 const START: SignedDuration = SignedDuration::from_secs(30);
 /// The cluster id of an etcd that reports its health but not its identity.
 const UNTOLD: u64 = 0;
@@ -35,7 +35,7 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
     }
 }
 
-/// Nothing was begun: clean up what an abandoned formation left, and begin when every member is ready and empty.
+/// No bootstrap has begun: removes leftovers of an abandoned one, and begins when every member is ready and empty.
 fn begin(view: &View<'_>, decision: &mut Decision) {
     let View { desired, seen, .. } = *view;
     if let Err(because) = safety::no_client_wrote(view) {
@@ -62,7 +62,7 @@ fn begin(view: &View<'_>, decision: &mut Decision) {
     }
 }
 
-/// A formation is under way: start the members, and record it as formed when all of them vote.
+/// A bootstrap is in progress: starts the members, and records it as complete when all of them vote.
 fn form(view: &View<'_>, decision: &mut Decision, token: &str, members: &BTreeMap<MemberName, FormingMember>) {
     let View { desired, seen, .. } = *view;
     if let Some(why) = broken(view, token, members) {
@@ -86,7 +86,7 @@ fn form(view: &View<'_>, decision: &mut Decision, token: &str, members: &BTreeMa
     }
 }
 
-/// What makes a formation impossible to finish. No client has written yet, so it is simply begun again.
+/// Why a bootstrap cannot be completed. No client has written yet, so it simply starts again.
 pub(crate) fn broken(view: &View<'_>, token: &str, members: &BTreeMap<MemberName, FormingMember>) -> Option<String> {
     let View { desired, seen, .. } = *view;
     if !members.keys().eq(desired.members.keys()) {
@@ -96,10 +96,10 @@ pub(crate) fn broken(view: &View<'_>, token: &str, members: &BTreeMap<MemberName
         let facts = seen.facts(member)?;
         let now = forming_member(seen, member, facts).map(|(_, now)| now)?;
         if now.machine_id != began.machine_id {
-            return Some(format!("{member} has another machine than when the bootstrap began, so its votes are lost"));
+            return Some(format!("{member} got another machine after the bootstrap began, so its votes are lost"));
         }
         if now.peer_url != began.peer_url {
-            return Some(format!("{member} has another address than when the bootstrap began"));
+            return Some(format!("{member} got another address after the bootstrap began"));
         }
         let lost = safety::judge_data(desired, member, Some(token), seen.now, facts) == DataVerdict::Lost;
         lost.then(|| match &facts.etcd.service {
@@ -177,7 +177,7 @@ fn record_formed(view: &View<'_>, decision: &mut Decision) {
     }
 }
 
-/// The cluster is formed: members run on the data they have, or not at all.
+/// The cluster is bootstrapped: members run on their existing data, or not at all.
 fn keep(
     view: &View<'_>,
     decision: &mut Decision,
@@ -192,11 +192,11 @@ fn keep(
     // Without a quorum no member can leave, so those that are no longer wanted are needed as well.
     let is_needed = |m: &MemberName| desired.members.contains_key(m) || cluster.is_none();
     for member in members.keys().filter(|m| is_needed(m) && !is_learner(m)) {
-        // Data that has gone back in time is not started on: `repair` gives it up, once it may.
+        // etcd never starts on outdated data: `repair` replaces the member when the rules allow it.
         let Some(facts) = ready(seen, decision, member).filter(|f| f.etcd.older.is_none()) else { continue };
         match safety::judge_data(desired, member, Some(token), seen.now, facts) {
             DataVerdict::MayGoOn => keep_running(seen, decision, member, facts, etcd_cluster_id, hopeless),
-            // It was about to join; or it is lost, which `repair` sees to.
+            // It was about to join, or it is lost, which `repair` handles.
             DataVerdict::MayBeginAsNew | DataVerdict::Lost => {}
             DataVerdict::Leftover(stamp) => decision.block(UnsafeBecause::OtherFormation {
                 member: member.clone(),
@@ -231,20 +231,20 @@ fn keep_running(
                 ours: format!("etcd cluster {cluster_id:x}"),
             })
         }
-        // Waiting does not bring a majority back.
+        // Waiting does not restore a majority.
         _ if hopeless => {}
         _ => wait_for_etcd(seen, decision, member, facts),
     }
 }
 
-/// What there is to say of an etcd that does not answer, once that is no longer its start.
+/// The report about an etcd that does not answer, if it is no longer starting.
 pub fn is_silent(service: &ServiceState, now: Timestamp) -> Option<String> {
     let ServiceState::Running { since, .. } = service else { return None };
     let hung = now.duration_since(*since) > START;
     hung.then(|| format!("it has been running since {} and does not answer", since.strftime("%Y-%m-%d %H:%M:%S UTC")))
 }
 
-/// Waits where a member's etcd is not yet healthy; where it is, there is nothing to wait for.
+/// Waits if a member's etcd is not healthy yet.
 fn wait_for_etcd(seen: &Observation, decision: &mut Decision, member: &MemberName, facts: &Facts) {
     let member = member.clone();
     let why = match (&facts.etcd.service, &facts.etcd.status) {
@@ -268,7 +268,7 @@ fn wait_for_etcd(seen: &Observation, decision: &mut Decision, member: &MemberNam
     decision.wait(WaitingFor::Health { member, why });
 }
 
-/// Stops and wipes a remainder that no client ever wrote to; refuses what is not ours.
+/// Stops and wipes leftovers that no client ever wrote to; refuses data of others.
 fn clear(desired: &Desired, decision: &mut Decision, member: &MemberName, facts: &Facts, verdict: DataVerdict) {
     if let Err(because) = safety::formation_is_known(desired, member, facts) {
         return decision.block(because);
@@ -280,7 +280,7 @@ fn clear(desired: &Desired, decision: &mut Decision, member: &MemberName, facts:
             "its bootstrap was abandoned before any client could write",
         ),
         DataVerdict::Leftover(stamp) if safety::may_wipe_leftover(&desired.etcd.formation) => {
-            // One that ended before it came into being does not run, and is meant to all the same.
+            // One that exited before it was complete does not run, and should be started again.
             let why = "it must not start again on data that is being wiped";
             decision.step(Action::StopEtcd { member: member.clone() }, why);
             decision.step_expecting(
@@ -293,7 +293,7 @@ fn clear(desired: &Desired, decision: &mut Decision, member: &MemberName, facts:
     }
 }
 
-/// The facts of a member that no earlier concern has business with.
+/// The facts of a member that no earlier concern is working on.
 fn ready<'a>(seen: &'a Observation, decision: &Decision, member: &MemberName) -> Option<&'a Facts> {
     if decision.has_business_with(member) { None } else { seen.facts(member) }
 }

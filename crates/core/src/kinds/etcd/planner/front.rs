@@ -1,4 +1,4 @@
-//! Fronts. The agents start them when a configuration says so; one that does not run is waited for, and said.
+//! Fronts. Agents start them as the configuration says. The planner waits for a front that does not run, and reports it.
 
 use crate::kinds::etcd::front::FRONT;
 use crate::model::ServiceState;

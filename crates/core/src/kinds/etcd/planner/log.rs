@@ -1,5 +1,5 @@
-//! Before etcd 3.7: every member takes a Raft snapshot after what releases before 3.6 wrote to its log, where it has not. etcd takes one
-//! by itself after many entries; one that was restarted for it takes it after the next.
+//! Before etcd 3.7: each member must have a Raft snapshot later than the log entries that releases before 3.6 wrote. etcd takes one by
+//! itself after many entries; a member that was restarted for this takes one after its next entry.
 
 use crate::kinds::etcd::safety::{Log, log_of};
 use crate::model::MemberName;
@@ -10,7 +10,7 @@ pub(crate) fn is_ready(view: &View<'_>) -> bool {
     members(view).all(|member| log_of(view, member) == Log::Readable)
 }
 
-/// What is to be known or to happen before the next member is restarted.
+/// What must be known or done before the next member restarts.
 pub(crate) fn awaited(view: &View<'_>) -> Option<WaitingFor> {
     members(view).find_map(|member| match log_of(view, member) {
         Log::Unread => Some(WaitingFor::RaftSnapshot { member: member.clone(), entry: None }),
@@ -21,12 +21,12 @@ pub(crate) fn awaited(view: &View<'_>) -> Option<WaitingFor> {
     })
 }
 
-/// The members that take no snapshot soon enough by themselves.
+/// The members that do not take a snapshot soon enough by themselves.
 pub(crate) fn behind<'v>(view: &'v View<'_>) -> Vec<&'v MemberName> {
     members(view).filter(|member| matches!(log_of(view, member), Log::Old { due: false, .. })).collect()
 }
 
-/// Why a member is restarted for a snapshot.
+/// The reason for a member's restart for a snapshot.
 pub(crate) fn why(view: &View<'_>, member: &MemberName) -> String {
     let wanted = &view.desired.members[member].etcd_version;
     let Log::Old { index, snapshot, .. } = log_of(view, member) else { return String::new() };

@@ -1,4 +1,4 @@
-//! What a member has lost with its data, and whether the others can do without it.
+//! What a member has lost with its data, and whether the others can continue without it.
 
 use crate::kinds::etcd::cluster::{Listed, peer_url};
 use crate::kinds::etcd::safety::{self, DataVerdict};
@@ -45,7 +45,7 @@ pub(crate) fn of_new(view: &View<'_>, member: &MemberName) -> Option<Loss> {
     }
 }
 
-/// What is left without it, if that is enough. Else the decision says what is missing.
+/// The members left without it, if they suffice. Otherwise the decision says what is missing.
 pub(crate) fn others_can_do_without(view: &View<'_>, member: &MemberName, decision: &mut Decision) -> Option<String> {
     let Some(cluster) = view.cluster() else {
         match safety::majority_is_there(view) {
@@ -60,7 +60,7 @@ pub(crate) fn others_can_do_without(view: &View<'_>, member: &MemberName, decisi
     safety::may_lose(cluster, member).map_err(|because| decision.block(because)).ok()
 }
 
-/// One that was about to join has no data that is worth waiting for.
+/// A member that was about to join has no data to wait for.
 pub(crate) fn votes(view: &View<'_>, member: &MemberName) -> bool {
     let known = view.desired.etcd.formation.members().and_then(|members| members.get(member));
     match view.cluster() {
@@ -74,11 +74,11 @@ fn machine_of<'a>(desired: &'a Desired, member: &MemberName) -> Option<&'a str> 
     desired.etcd.formation.members()?.get(member).map(|known| known.machine_id.as_str())
 }
 
-/// Somebody else removed it. A list that is older than the last change says nothing.
+/// Another tool removed it. A member list older than the last change does not show that.
 fn was_removed(view: &View<'_>, member: &MemberName) -> bool {
     let View { desired, seen, .. } = *view;
     let Some(cluster) = view.cluster().filter(|c| safety::is_fresh(desired, c)) else { return false };
-    // Somebody may have changed its URL: etcd knows it by its number.
+    // Another tool may have changed its URL: etcd identifies it by its ID.
     let (url, id) = (peer_url(seen, member), seen.status(member).map(|status| status.member_id));
     let is_it = |l: &Listed<'_>| Some(&l.peer_url) == url.as_ref() || Some(l.id) == id;
     cluster.get(member).is_none() && !cluster.listed.iter().any(is_it)

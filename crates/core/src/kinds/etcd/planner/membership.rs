@@ -1,6 +1,6 @@
-//! Membership: who is missing joins as a learner, catches up and is promoted; who is not wanted leaves. One change at a time,
-//! each on a list of members that is newer than the last change. Dead members leave first, because etcd accepts no new one while they are listed;
-//! then the cluster grows; then, and after all restarts, it shrinks.
+//! Membership: missing members join as learners, catch up and are promoted; members that are not in the spec leave. One change at a time,
+//! each based on a member list newer than the last change. Dead members are removed first, because etcd accepts no new member while they
+//! are listed. Then the cluster grows; after all restarts, it shrinks.
 
 use std::cmp::Ordering;
 
@@ -13,18 +13,18 @@ use crate::model::{DataSeen, Desired, DesiredMember, Facts, MemberName, ServiceS
 use crate::planner::{Action, Decision, Precondition, UnsafeBecause, View, WaitingFor};
 use crate::text::plural;
 
-/// A learner that lags by no more than this many entries votes at once.
+/// A learner that lags by at most this many entries is promoted at once.
 const MOST_LAG: u64 = 1000;
-/// A learner that did not answer for this long since it joined is taken out again.
+/// A learner that has not answered for this long since it joined is removed again.
 const LEARNER_PATIENCE: SignedDuration = SignedDuration::from_secs(40);
-/// One whose etcd runs may be busy with taking in what the others hold.
+/// A learner whose etcd runs may still be copying the data.
 const COPYING_PATIENCE: SignedDuration = SignedDuration::from_mins(5);
 
 /// Whether members are to join.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Growth {
     None,
-    /// Those that are there restart first.
+    /// Existing members restart first.
     AfterRestarts,
     UnderWay,
 }
@@ -47,7 +47,7 @@ pub(crate) fn grow(view: &View<'_>, decision: &mut Decision) -> Growth {
     join(view, decision, cluster)
 }
 
-/// Lets go of the voters that nobody wants, followers first. While the cluster grows, only those whose place is needed.
+/// Removes the voters that the spec does not want, followers first. While the cluster grows, only those whose place is needed.
 pub(crate) fn shrink(view: &View<'_>, decision: &mut Decision, growing: bool) {
     let desired = view.desired;
     if !decision.steps.is_empty() {
@@ -76,7 +76,7 @@ pub(crate) fn shrink(view: &View<'_>, decision: &mut Decision, growing: bool) {
     leave(desired, decision, cluster, next, &why);
 }
 
-/// The membership, when it may be changed at all.
+/// The membership, if it may be changed now.
 fn changeable<'v, 'a>(view: &'v View<'a>, decision: &mut Decision) -> Option<&'v Cluster<'a>> {
     let cluster = view.cluster()?;
     if !safety::is_fresh(view.desired, cluster) {
@@ -90,7 +90,7 @@ fn changeable<'v, 'a>(view: &'v View<'a>, decision: &mut Decision) -> Option<&'v
     Some(cluster)
 }
 
-/// A formed cluster that nobody speaks for is not settled, even where every member that is wanted has all it needs.
+/// A bootstrapped cluster without a reporting voter has not converged, even if every wanted member has everything it needs.
 fn tell_of_no_quorum(view: &View<'_>, decision: &mut Decision) {
     let desired = view.desired;
     let told = !decision.steps.is_empty() || !decision.waiting.is_empty() || !decision.blocked.is_empty();
@@ -117,7 +117,7 @@ fn holds_a_place(view: &View<'_>, member: &Listed<'_>) -> bool {
     })
 }
 
-/// A member that was added and does not vote yet: it starts, catches up and is promoted, or goes again.
+/// A member that was added and does not vote yet: it starts, catches up and is promoted, or is removed again.
 fn bring_up(view: &View<'_>, decision: &mut Decision, cluster: &Cluster<'_>, learner: &Listed<'_>) {
     let View { desired, seen, .. } = *view;
     let Some(wish) = desired.members.get(&learner.name).filter(|_| learner.known) else {
@@ -236,7 +236,7 @@ fn give_up_or_wait(decision: &mut Decision, cluster: &Cluster<'_>, learner: &Lis
     decision.wait(WaitingFor::Health { member: learner.name.clone(), why: why.to_owned() });
 }
 
-/// A learner has no vote, so it is removed without any risk.
+/// A learner has no vote, so removing it is safe.
 fn expel(decision: &mut Decision, cluster: &Cluster<'_>, learner: &Listed<'_>, failed: Option<&str>, why: &str) {
     let Some(through) = through(decision, cluster, None) else { return };
     decision.step_expecting(
@@ -251,7 +251,7 @@ fn expel(decision: &mut Decision, cluster: &Cluster<'_>, learner: &Listed<'_>, f
     );
 }
 
-/// The next member that is missing from the list.
+/// The next member to add.
 fn join(view: &View<'_>, decision: &mut Decision, cluster: &Cluster<'_>) -> Growth {
     let View { desired, seen, .. } = *view;
     let missing: Vec<&MemberName> =
@@ -326,7 +326,7 @@ fn change_leader(view: &View<'_>, decision: &mut Decision, cluster: &Cluster<'_>
     Growth::UnderWay
 }
 
-/// Whether nobody is in its place any more.
+/// Whether no other machine has its place any more.
 fn may_come(view: &View<'_>, member: &MemberName) -> bool {
     let View { desired, seen, .. } = *view;
     let wanted = desired.members[member].address;
@@ -334,7 +334,7 @@ fn may_come(view: &View<'_>, member: &MemberName) -> bool {
     wanted.is_none() || !machines.filter(|(m, _)| *m != member).any(|(_, machine)| machine.address == wanted)
 }
 
-/// Whether a machine has all that it needs to join.
+/// Whether a machine has everything it needs to join.
 fn is_ready(view: &View<'_>, decision: &Decision, member: &MemberName) -> bool {
     let View { desired, seen, .. } = *view;
     let wish = &desired.members[member];
@@ -374,12 +374,12 @@ fn leave(desired: &Desired, decision: &mut Decision, cluster: &Cluster<'_>, memb
     );
 }
 
-/// The voter that a change goes through; none that is not known to be of this cluster.
+/// The voter through which a change is made; never one that is not known to belong to this cluster.
 fn through(decision: &Decision, cluster: &Cluster<'_>, except: Option<u64>) -> Option<MemberName> {
     cluster.spokesman(except, |member| !decision.bars_orders(member)).cloned()
 }
 
-/// Reports what this run gave up.
+/// Reports the additions that failed in this run.
 pub(crate) fn tell_failures(desired: &Desired, decision: &mut Decision) {
     for (member, wish) in &desired.members {
         if let Some(why) = &wish.join_failed {

@@ -1,4 +1,4 @@
-//! What is decided about etcd alone, one file per concern, and the order in which all concerns of its clusters are asked.
+//! The concerns of etcd alone, one file each, and the order in which an etcd cluster's concerns are asked.
 
 pub(crate) mod auth;
 pub(crate) mod formation;
@@ -47,7 +47,7 @@ pub(crate) fn decide(view: &View<'_>, as_formed: bool, decision: &mut Decision) 
         planner::renewal::decide(view, decision);
         planner::reboot::decide(view, decision);
     }
-    // A member that leaves is one that clients are not led to any more.
+    // A member leaves only when clients no longer connect to it.
     planner::fixtures::decide(view, decision);
     membership::shrink(view, decision, growing != Growth::None);
     membership::tell_failures(desired, decision);

@@ -6,7 +6,7 @@ use crate::model::{
 };
 use crate::planner::UnsafeBecause;
 
-/// A machine does not accept a configuration whose etcd it does not have, or that it is not ready for; what it has stays in force.
+/// A machine does not accept a configuration if its etcd program is missing, or if it is not ready for it; the previous one stays in force.
 pub(crate) fn refused(member: &MemberName, wish: &DesiredMember, facts: &Facts) -> Option<UnsafeBecause> {
     match &facts.etcd.attempt {
         ConfigAttempt::WithoutProgram { digest, seen } if *digest == wish.digest => wrong(member, wish, seen),
@@ -17,7 +17,7 @@ pub(crate) fn refused(member: &MemberName, wish: &DesiredMember, facts: &Facts) 
     }
 }
 
-/// What follows where the configuration is in place: nothing; or it is sent again, because the program may have been installed since; or a
+/// What follows if the configuration is in place: nothing; it is sent again, because the program may have been installed since; or a
 /// refusal.
 pub(crate) fn search_again(
     member: &MemberName,
@@ -31,7 +31,7 @@ pub(crate) fn search_again(
     }
 }
 
-/// An image whose tag names another etcd than it has. Only what runs shows that, and another restart would change nothing.
+/// An image whose tag does not match its etcd. Only the running version shows that, and another restart would change nothing.
 pub(crate) fn wrong_image(seen: &Observation, member: &MemberName, wish: &DesiredMember) -> Option<UnsafeBecause> {
     let pod = wish.config.etcd()?.pod.as_ref()?;
     let facts = seen.facts(member)?;

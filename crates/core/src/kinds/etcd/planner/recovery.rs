@@ -1,6 +1,6 @@
-//! Recovery: the quorum is lost permanently, and the operator confirmed the recovery. The survivors are stopped, so that nothing changes any
-//! more; the one whose log goes furthest is rebuilt into a formation of one, under a new token and at a revision far above all
-//! that clients ever saw; the others come back as new members.
+//! Recovery, after the operator has confirmed that the quorum is permanently lost. The survivors are stopped, so their data no longer
+//! changes. The survivor with the most recent log becomes a cluster of one, under a new token and at a revision far above any that clients
+//! have seen. The others rejoin as new members.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ use crate::model::{DataSeen, Desired, Facts, MemberName, ServiceState, Stamp};
 use crate::planner::safety::{Absence, judge_absence};
 use crate::planner::{Action, Decision, Precondition, UnsafeBecause, View, WaitingFor};
 
-/// Whether a survivor must be chosen still, or once more.
+/// Whether a survivor must be chosen, for the first time or again.
 pub(crate) fn is_to_begin(view: &View<'_>) -> bool {
     let View { desired, seen, .. } = *view;
     match &desired.etcd.formation {
@@ -56,8 +56,8 @@ pub(crate) fn begin(view: &View<'_>, decision: &mut Decision) {
         }
         survivors.push((member, facts));
     }
-    // Where nobody is left to begin from, it does not matter whether silent members are dead, and neither their peers nor the operator need to
-    // say so: only their data would help. This refuses as well, so nothing is done that was not done before.
+    // If no survivor is left, it does not matter whether silent members are dead, and no confirmation is needed: only their data would
+    // help. This refuses as well, so nothing is done that was not done before.
     let lives = doubts.iter().any(|because| matches!(because, UnsafeBecause::PeersReach { .. }));
     if survivors.is_empty() && !lives {
         return decision.block(UnsafeBecause::NothingSurvives { voters: members.len(), silent });

@@ -1,4 +1,4 @@
-//! What etcd needs before a member gets another machine with the data of the one before.
+//! What etcd needs before a member gets a new machine with its existing data.
 
 use super::restart::leads;
 use super::version;
@@ -11,7 +11,7 @@ pub(crate) fn is_open(view: &View<'_>) -> bool {
     version::path(view).is_ok_and(|path| version::is_open(view, path))
 }
 
-/// The leader hands over first, and etcd is stopped. Says whether the machine must wait for that.
+/// The leader hands over first, and etcd is stopped. Returns whether the machine must wait for that.
 pub(crate) fn hand_over(view: &View<'_>, member: &MemberName, why: &str, decision: &mut Decision) -> bool {
     let View { desired, seen, .. } = *view;
     let facts = seen.facts(member);

@@ -1,4 +1,4 @@
-//! The rolling restart, by which etcd takes up a configuration or another version, where it must be restarted for that.
+//! Rolling restarts, for changed settings and new versions that etcd reads only when it starts.
 
 use super::{log, version};
 use crate::kinds::etcd::safety;
@@ -6,8 +6,8 @@ use crate::model::{BinarySeen, DesiredMember, EDITED, Facts, MemberName, Observa
 use crate::planner::config::with_changes;
 use crate::planner::{Action, Decision, UnsafeBecause, View, WaitingFor};
 
-/// Restarts, one after another, the members whose etcd runs with older inputs: one that is not well first, for that may
-/// heal it; then followers; the leader last and only after it has handed over.
+/// Restarts the members whose etcd runs with older settings, one at a time: an unhealthy one first, because the restart
+/// may fix it; then followers; the leader last, after it has handed over.
 pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
     let View { desired, seen, .. } = *view;
     if !desired.etcd.formation.is_formed() || !decision.steps.is_empty() {
@@ -32,7 +32,7 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
     }
 }
 
-/// The same, one after another, for the snapshots that a newer version needs before it starts.
+/// The same for the snapshots that a newer version needs before it starts.
 fn prepare_logs(view: &View<'_>, decision: &mut Decision) {
     if let Some(wait) = log::awaited(view) {
         // Why a member does not answer may be reported already.
@@ -49,7 +49,7 @@ fn prepare_logs(view: &View<'_>, decision: &mut Decision) {
     });
 }
 
-/// Disturbs the next of these members as far as the rules allow: the leader hands over first.
+/// Disturbs the next of these members if the rules allow it: the leader hands over first.
 pub(crate) fn disturb_one(
     view: &View<'_>,
     decision: &mut Decision,
@@ -64,7 +64,7 @@ pub(crate) fn disturb_one(
     let safety::Voters { all, healthy } = safety::voters(view);
     match safety::may_disturb(view, next) {
         Ok(()) => {}
-        // Somebody is on the way back: that needs time, not the operator.
+        // A member is starting: this needs time, not the operator.
         Err(UnsafeBecause::Quorum { .. }) if !decision.waiting.is_empty() => {
             return decision.wait(WaitingFor::Turn { member: (*next).clone(), voters: all, healthy });
         }
@@ -123,7 +123,7 @@ fn runs_older_inputs(seen: &Observation, member: &MemberName, wish: &DesiredMemb
     in_place && (*digest != wish.service_digest || runs_other_version(wish, facts))
 }
 
-/// Its program was exchanged under it, and the one that the spec asks for is there again.
+/// Its program was replaced while it ran, and the wanted version is there again.
 fn runs_other_version(wish: &DesiredMember, facts: &Facts) -> bool {
     let wanted = &wish.etcd_version;
     let is_there = facts.etcd.binary == BinarySeen::Version(wanted.clone());

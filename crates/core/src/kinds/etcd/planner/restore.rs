@@ -1,8 +1,9 @@
-//! Restore: once confirmed, the data of all members is replaced by one snapshot. First every wanted member gets a machine, and the
-//! snapshot is sent to all of them; meanwhile the controller verifies it in a temporary etcd, unless no member has any data to lose. Only
-//! when both have succeeded, the restore is recorded, and every etcd on other data is stopped. Only when none of them runs, each member's
-//! data is made from the snapshot; and only when all hold theirs, the first is started. So members never run on old and new data at the
-//! same time, and until the snapshot is verified and everywhere, existing data is not touched.
+//! Restore: replaces the data of all members by one snapshot, after confirmation.
+//!
+//! First every wanted member gets a machine and the snapshot. Meanwhile the controller verifies the snapshot in a temporary etcd, unless
+//! no member has data to lose. When both have succeeded, the restore is recorded, and every etcd on other data is stopped. When none of
+//! them runs, each member's data is created from the snapshot. When all members have theirs, the first one starts. So members never run
+//! on old and new data at the same time, and existing data is not touched until every member has the verified snapshot.
 
 use std::collections::BTreeMap;
 
@@ -54,8 +55,8 @@ fn begun<'a>(desired: &'a Desired, restore: &Restore) -> Option<Begun<'a>> {
     }
 }
 
-/// Clients may write as soon as a quorum runs, so this is recorded before anything else is examined. Who is missing
-/// then is kept running, or replaced, as in any cluster.
+/// Clients may write as soon as a quorum runs, so this is recorded before anything else is examined. Missing members
+/// are started or replaced as in any cluster.
 fn is_served(seen: &Observation, decision: &mut Decision, begun: &Begun<'_>) -> bool {
     let of_this = |facts: &&Facts| matches!(&facts.etcd.data, DataSeen::Stamped(s) if s.token == begun.token);
     let statuses = begun.members.keys().filter_map(|m| seen.facts(m).filter(of_this)?.etcd.status.as_ref());
@@ -70,14 +71,14 @@ fn is_served(seen: &Observation, decision: &mut Decision, begun: &Begun<'_>) -> 
     true
 }
 
-/// What makes a restore that has begun impossible to finish as it was begun.
+/// Why a restore that has begun cannot be completed as it began.
 fn unsound(view: &View<'_>, restore: &Restore, begun: &Begun<'_>) -> Option<String> {
     let View { desired, seen, .. } = *view;
     if !safety::restore::can_count_on(restore.revision, begun.bump_revision) {
-        return Some(format!("etcd cannot count {} revisions on from {}", begun.bump_revision, restore.revision));
+        return Some(format!("etcd cannot add {} to revision {}", begun.bump_revision, restore.revision));
     }
     if !begun.members.keys().eq(desired.members.keys()) {
-        return Some(String::from("the members are others than when the restore began"));
+        return Some(String::from("the members have changed since the restore began"));
     }
     let machines = seen.machines.get()?;
     let is_fresh = |m: &MemberName| {
@@ -92,10 +93,10 @@ fn unsound(view: &View<'_>, restore: &Restore, begun: &Begun<'_>) -> Option<Stri
         .or_else(|| broken(view, begun.token, begun.members))
 }
 
-/// Brings the snapshot to every wanted member, and verifies it meanwhile. Then the restore is recorded.
+/// Sends the snapshot to every wanted member, and verifies it meanwhile. Then the restore is recorded.
 fn prepare(view: &View<'_>, restore: &Restore, decision: &mut Decision, why: &str) {
     let View { desired, seen, .. } = *view;
-    // Where only a restore leads from one version to the other, programs are changed when nothing runs on the old data any more.
+    // If only a restore leads from one version to the other, programs change when nothing runs on the old data any more.
     if matches!(version::path(view), Ok(Path::Same | Path::Patch | Path::Up)) {
         config::decide(view, decision);
     }
@@ -166,7 +167,7 @@ fn verify(view: &View<'_>, restore: &Restore, decision: &mut Decision, bump_revi
     decision.block(UnsafeBecause::SnapshotGone { member: member.clone(), source: source.clone() });
 }
 
-/// The restore is recorded: what was is stopped, then the new data is made, then started.
+/// The restore is recorded: stops the old members, creates the new data, and starts it.
 fn go_on(view: &View<'_>, restore: &Restore, decision: &mut Decision, begun: &Begun<'_>) {
     let View { desired, seen, .. } = *view;
     if stop_what_was(view, decision, begun.token) {
@@ -193,8 +194,8 @@ fn go_on(view: &View<'_>, restore: &Restore, decision: &mut Decision, begun: &Be
     }
 }
 
-/// Stops every etcd of ours on other data, also of those that nobody wants any more. A machine of theirs that does not answer is
-/// switched off. Says whether any of that is to be done.
+/// Stops every etcd of this cluster on other data, including members that the spec no longer wants. If one of their machines
+/// does not answer, it is switched off. Returns whether any of that is left to do.
 fn stop_what_was(view: &View<'_>, decision: &mut Decision, token: &str) -> bool {
     let View { desired, seen, .. } = *view;
     let ours = seen.machines.get().into_iter().flatten().filter(|(_, machine)| machines::is_ours(desired, machine));
@@ -216,7 +217,7 @@ fn stop_what_was(view: &View<'_>, decision: &mut Decision, token: &str) -> bool 
             }
             // It never ran anything.
             Some(AgentSeen::Unenrolled { .. }) => {}
-            // Nothing is started before it is seen to hold the new data too.
+            // Nothing starts before every member is known to hold the new data.
             Some(AgentSeen::Untrusted(_) | AgentSeen::OtherProtocol(_)) | None if wanted => {}
             Some(AgentSeen::Untrusted(_) | AgentSeen::OtherProtocol(_)) | None => {
                 let why =
@@ -261,8 +262,8 @@ fn make_data(
     decision.step_expecting(action, why, Precondition::Data(facts.etcd.data.clone()));
 }
 
-/// A snapshot on a machine is all data, unencrypted. It is removed when nothing else is to be done: after a restore, or after one that
-/// was given up before it was recorded. Nothing depends on it by then, so a member that is not seen keeps it until it is.
+/// A snapshot on a machine contains all data, unencrypted. It is removed when nothing else is left to do: after a restore, or after
+/// one that was abandoned before it was recorded. Nothing depends on it by then, so an unreachable member keeps it until it returns.
 pub(crate) fn clean_up(view: &View<'_>, decision: &mut Decision) {
     let View { desired, seen, .. } = *view;
     if !decision.steps.is_empty() || !desired.etcd.formation.is_formed() || desired.etcd.restore.is_some() {
@@ -276,7 +277,7 @@ pub(crate) fn clean_up(view: &View<'_>, decision: &mut Decision) {
     }
 }
 
-/// What is not ours to replace, whatever the operator said of this cluster.
+/// Data that quorate never replaces, whatever the operator confirmed for this cluster.
 fn foreign(view: &View<'_>, member: &MemberName, facts: &Facts) -> Option<String> {
     let View { desired, seen, .. } = *view;
     match safety::judge_data(desired, member, None, seen.now, facts) {

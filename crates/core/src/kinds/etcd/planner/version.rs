@@ -1,5 +1,5 @@
-//! etcd's version: which way leads from what runs to what is wanted, and what etcd must have agreed to before, and does after. The
-//! restarts themselves are those of any changed config.
+//! etcd's version: the path from the running to the wanted version, and what etcd must confirm before and after. The restarts are
+//! those of any changed configuration.
 
 use super::{log, program};
 use crate::kinds::etcd::cluster::Listed;
@@ -12,8 +12,8 @@ use crate::planner::{Action, Decision, UnsafeBecause, View, WaitingFor};
 /// From here on etcd reports the format of its data.
 pub(crate) const FORMAT_TOLD: Version = Version::new(3, 6, 0);
 
-/// Whether machines may get their configuration now. One that starts later runs what its configuration says; an older version could not,
-/// before etcd has agreed to it, nor a newer one on a log that it cannot read.
+/// Whether machines may get their configuration now. A member that starts later runs the version in its configuration. An older version
+/// could not start before etcd has agreed to a downgrade, nor a newer one on a log that it cannot read.
 pub(crate) fn may_configure(view: &View<'_>, decision: &mut Decision) -> bool {
     match path(view) {
         Err(because) => {
@@ -25,8 +25,8 @@ pub(crate) fn may_configure(view: &View<'_>, decision: &mut Decision) -> bool {
     }
 }
 
-/// How the cluster comes from what it runs to what is wanted, or why it may not. A member that does not answer counts as what
-/// the cluster ran when all did; one of which not even that is known leads nowhere.
+/// The path from the running version to the wanted one, or why there is none. A member that does not answer counts with the
+/// last version that all members ran; if that is unknown, there is no path.
 pub(crate) fn path(view: &View<'_>) -> Result<Path, UnsafeBecause> {
     let View { desired, seen, .. } = *view;
     let Formation::Formed { members, .. } = &desired.etcd.formation else { return Ok(Path::Same) };
@@ -57,8 +57,8 @@ pub(crate) fn path(view: &View<'_>) -> Result<Path, UnsafeBecause> {
                 wanted: wanted.clone(),
             });
         };
-        // Where the cluster still speaks the older version, nobody has written anything that only the newer one reads. A member that
-        // does not report what it runs may be the last one of a downgrade, with its data in the newer format.
+        // While the cluster version is the older one, no member has written anything that only the newer one can read. A member that
+        // does not report its version may be the last one of a downgrade, with its data in the newer format.
         let unfinished = spoken
             .is_some_and(|spoken| spoken.line() == to.line() && from.line() != to.line() && from > to)
             && has_not_written(to, seen.status(member));
@@ -79,7 +79,7 @@ pub(crate) fn path(view: &View<'_>) -> Result<Path, UnsafeBecause> {
     Ok(path)
 }
 
-/// Rule 10 at work: programs first, everywhere.
+/// Rule 10: all machines get the new program before the first restart.
 pub(crate) fn is_everywhere(view: &View<'_>, path: Path) -> bool {
     let View { desired, seen, .. } = *view;
     if path == Path::Same {
@@ -95,7 +95,7 @@ pub(crate) fn is_everywhere(view: &View<'_>, path: Path) -> bool {
     desired.members.iter().all(in_place)
 }
 
-/// How far a way down is prepared.
+/// The progress of a downgrade's preparation.
 enum WayDown {
     /// etcd has agreed, and all data is written as the older version can read it.
     Open,
@@ -105,15 +105,15 @@ enum WayDown {
         why: String,
     },
     Wait(WaitingFor),
-    /// Nobody speaks for the cluster.
+    /// No voter reports for the cluster.
     Unseen,
 }
 
-/// etcd agrees to go down, and writes its data as the older version can read it; then members may restart.
+/// etcd agrees to the downgrade, and writes its data in the older format; then members may restart.
 pub(crate) fn may_go_down(view: &View<'_>, decision: &mut Decision) -> bool {
     match way_down(view, |m| !decision.has_business_with(m)) {
         WayDown::Open => return true,
-        // etcd takes no second order to go down while the first is under way, also where that has led to its end.
+        // etcd accepts no second downgrade while the first one is in progress, even if that has been carried out.
         WayDown::Enable { .. } if takes_back(view, decision) => {}
         WayDown::Enable { through: Some(through), version, why } => {
             decision.step(Action::EnableDowngrade { through, version }, why);
@@ -126,12 +126,12 @@ pub(crate) fn may_go_down(view: &View<'_>, decision: &mut Decision) -> bool {
     false
 }
 
-/// Whether no member has to wait before it restarts with the older version.
+/// Whether all members can restart with the older version.
 pub(crate) fn is_open(view: &View<'_>, path: Path) -> bool {
     path != Path::Down || matches!(way_down(view, |_| true), WayDown::Open)
 }
 
-/// quorate waits for what is not reported yet: neither the version that the cluster speaks nor the format of any data is taken for granted.
+/// quorate waits for missing reports: it assumes neither the cluster version nor the format of any data.
 fn way_down(view: &View<'_>, trusted: impl Fn(&MemberName) -> bool) -> WayDown {
     let desired = view.desired;
     let Some(cluster) = view.cluster() else { return WayDown::Unseen };
@@ -174,8 +174,8 @@ enum Readable {
     Untold,
 }
 
-/// Whether a member that was brought up to a newer version has not written in its format. Before 3.6 nothing reports that, and nobody
-/// does before the cluster speaks it.
+/// Whether an upgraded member has not yet written in the newer format. Before 3.6 no member reports that, and no member writes it
+/// before the cluster version is raised.
 fn has_not_written(to: Version, status: Option<&EtcdStatus>) -> bool {
     let runs = status.and_then(|s| s.version.parse::<Version>().ok());
     runs.is_some_and(|runs| runs < FORMAT_TOLD || matches!(readable_by(to, status), Readable::Yes))
@@ -197,7 +197,7 @@ fn readable_by(goal: Version, status: Option<&EtcdStatus>) -> Readable {
     }
 }
 
-/// A way down that the spec no longer asks for is left: while it is open, etcd goes up no more and lets nobody join.
+/// Cancels a downgrade that the spec no longer asks for: while it is enabled, etcd does not upgrade and admits no new member.
 pub(crate) fn takes_back(view: &View<'_>, decision: &mut Decision) -> bool {
     let desired = view.desired;
     let Some(cluster) = view.cluster() else { return false };
@@ -218,7 +218,7 @@ fn line_of(version: &str) -> String {
     version.split('.').take(2).map(|part| format!("{part}.")).collect()
 }
 
-/// All run what is wanted; what they have agreed to speak follows.
+/// All members run the wanted version; the cluster version follows.
 pub(crate) fn follow(view: &View<'_>, decision: &mut Decision) {
     let desired = view.desired;
     let Some(cluster) = view.cluster() else { return };

@@ -1,5 +1,5 @@
-//! Logs that etcd 3.7 cannot read. Releases before 3.6 wrote entries in the format of the v2 API, and 3.7 panics on them. A
-//! member reads its log from its newest Raft snapshot on when it starts; one that joins gets the log of the leader.
+//! Logs that etcd 3.7 cannot read. Releases before 3.6 wrote entries in the format of the v2 API, and 3.7 panics on them.
+//! When a member starts, it reads its log from its newest Raft snapshot on; a joining member gets the leader's log.
 
 use crate::kinds::etcd::cluster::{Cluster, Listed};
 use crate::kinds::etcd::{EtcdStatus, OldEntries};
@@ -36,8 +36,8 @@ pub(crate) fn log_of(view: &View<'_>, member: &MemberName) -> Log {
     }
 }
 
-/// `KnownVersions`: a member joins with 3.7 only where 3.7 can read what the leader sends. That may go back to before its newest
-/// snapshot. `None`: the leader has not said yet what is in its log.
+/// `KnownVersions`: a member joins with 3.7 only if 3.7 can read the log that the leader sends, which may begin before the
+/// leader's newest snapshot. `None`: the leader has not reported its log yet.
 pub(crate) fn may_join_this_log(
     desired: &Desired,
     cluster: &Cluster<'_>,

@@ -1,4 +1,4 @@
-//! The safety rules of etcd: quorum, members, formations and their data. The concerns ask, and never argue.
+//! The safety rules of etcd: quorum, members, bootstrap tokens and data. Concerns ask these rules and never override them.
 
 mod log;
 mod renewal;
@@ -27,14 +27,14 @@ pub use crate::planner::voters::{Strength, Voters, failures_survived, healthy_of
 /// The revision of an etcd that no client has written to.
 const UNWRITTEN: u64 = 1;
 
-/// By then a fresh etcd has its data on disk.
+/// A new etcd has its data on disk after this time.
 const FIRST_WRITE: SignedDuration = SignedDuration::from_secs(30);
 
 /// Clocks of controllers differ by less.
 const CLOCKS_AGREE: SignedDuration = SignedDuration::from_mins(1);
 
-/// Counts voters as etcd lists them. One that could not be seen counts as a voter and not as healthy. Where nobody has a
-/// quorum, all that the ledger knows count.
+/// Counts voters as etcd lists them. An unreachable voter counts as a voter and not as healthy. If no member has a
+/// quorum, all members in the ledger count.
 pub fn voters(view: &View<'_>) -> Voters {
     view.cluster().map_or_else(|| count_known(view, |_| true), Cluster::count)
 }
@@ -48,7 +48,7 @@ pub fn other_voters(view: &View<'_>, member: &MemberName) -> Voters {
     }
 }
 
-/// Whether a member was seen to ask clients who they are.
+/// Whether a member is known to authenticate clients.
 pub(crate) fn authenticates(view: &View<'_>) -> bool {
     let seen = view.desired.members.keys().filter_map(|member| view.seen.facts(member)?.etcd.status.as_ref());
     seen.into_iter().any(|status| matches!(&status.auth, AuthLook::Seen(found) if found.enabled))
@@ -69,16 +69,16 @@ pub fn is_healthy_voter(facts: &Facts) -> bool {
     facts.etcd.status.as_ref().is_some_and(|s| s.healthy && !s.is_learner)
 }
 
-/// What a member's data is in the present formation (`NewWithinOneFormation`, `FormationsShareNothing`).
+/// The state of a member's data in the current bootstrap (`NewWithinOneFormation`, `FormationsShareNothing`).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum DataVerdict {
     /// Never started here in this formation: it may start as `new` while forming.
     MayBeginAsNew,
-    /// Its data is of this formation: it may start on it.
+    /// Its data belongs to this bootstrap: it may start on it.
     MayGoOn,
-    /// It had data of this formation, and has none now.
+    /// It had data of this bootstrap, and has none now.
     Lost,
-    /// A remainder of an earlier formation of ours that no client ever wrote to.
+    /// A leftover of an earlier bootstrap of this cluster that no client ever wrote to.
     Leftover(Stamp),
     /// Not ours to touch.
     Foreign(String),
@@ -106,7 +106,7 @@ pub fn judge_data(
         }
         DataSeen::Empty => match &seen.etcd.last_started {
             None => DataVerdict::MayBeginAsNew,
-            // A fresh etcd takes a moment until its data is on disk. One that has run for longer writes to files that are gone.
+            // A new etcd needs a moment until its data is on disk. One that has run for longer writes to deleted files.
             Some(stamp) if present(stamp) && has_just_started(seen, now) => DataVerdict::MayGoOn,
             Some(stamp) if present(stamp) => DataVerdict::Lost,
             Some(stamp) => DataVerdict::Leftover(stamp.clone()),
@@ -184,7 +184,7 @@ fn is_in_backup(view: &View<'_>, backup: &BackupNote) -> Result<(), UnsafeBecaus
     }
 }
 
-/// Whether it was seen that no etcd ever ran on this member's machine.
+/// Whether this member's machine is known to have never run etcd.
 fn was_never_used(seen: &Observation, member: &MemberName) -> bool {
     match seen.agents.get(member).and_then(Seen::get) {
         Some(AgentSeen::Unenrolled { .. }) => true,
@@ -212,7 +212,7 @@ pub fn formation_is_known(desired: &Desired, member: &MemberName, facts: &Facts)
     }
 }
 
-/// What an existing cluster of etcd keeps: the field, what it was then, and what the spec has now.
+/// Fixed settings of an existing etcd cluster: the field, its value at creation, and the spec's value now.
 pub(crate) fn fixed_at_formation(wish: &Wish) -> Vec<(&'static str, &String, &String)> {
     let Some(then) = &wish.formed_with else { return Vec::new() };
     let now = &wish.form_with;
@@ -236,7 +236,7 @@ pub fn may_disturb(view: &View<'_>, member: &MemberName) -> Result<(), UnsafeBec
     Ok(())
 }
 
-/// The weaker of what is before the step and what is after it. `None` before a cluster is formed.
+/// The health before or after the step, whichever is worse. `None` before the cluster is bootstrapped.
 pub fn strength_during(view: &View<'_>, action: &Action) -> Option<Strength> {
     let desired = view.desired;
     if !desired.etcd.formation.is_formed() {
@@ -269,7 +269,7 @@ pub fn strength_during(view: &View<'_>, action: &Action) -> Option<Strength> {
 
 /// `OneMembershipChange`: a list of members counts only if it was reported after the last change.
 pub fn is_fresh(desired: &Desired, cluster: &Cluster<'_>) -> bool {
-    // A change that is dated in the future was made by a clock that has been set back since; the agent compares the lists anyway.
+    // A change with a future date was made by a clock that has been set back since; the agent compares the member lists anyway.
     desired.etcd.last_change.is_none_or(|at| cluster.told_at > at || at.duration_since(cluster.told_at) > CLOCKS_AGREE)
 }
 
@@ -323,8 +323,7 @@ fn refused(member: &MemberName, change: Change, voters: usize, healthy: usize, q
     UnsafeBecause::Membership { member: member.clone(), change, voters, healthy, quorum }
 }
 
-/// Whether so little is left that only a confirmed recovery can continue. Members that hold their data and are only stopped
-/// are not lost.
+/// Whether only a confirmed recovery can continue. Members that have their data and are only stopped are not lost.
 pub fn majority_is_lost(view: &View<'_>) -> Result<(), UnsafeBecause> {
     let desired = view.desired;
     if matches!(desired.etcd.formation, Formation::Recovering { .. }) {
@@ -358,7 +357,7 @@ fn serves_nobody(view: &View<'_>, there: Voters) -> Result<(), UnsafeBecause> {
 /// Whether enough members hold their data to agree on anything, once they all run.
 pub fn majority_is_there(view: &View<'_>) -> Result<(), UnsafeBecause> {
     let Voters { all, healthy } = able(view);
-    // While no etcd reports who votes, the ledger may know of one too many: quorate waits for those that come up.
+    // While no etcd reports the voters, the ledger may list one too many: quorate waits for those that come up.
     let comes_up = healthy > 0 && voters_told(view).is_none();
     if healthy >= quorum(all) || comes_up {
         return Ok(());
@@ -419,7 +418,7 @@ pub fn may_join_at_this_version(
     // During a downgrade etcd admits no new member.
     let statuses = || cluster.voters().filter_map(|m| m.facts?.etcd.status.as_ref());
     let going_down = statuses().any(|s| s.downgrade_target.is_some() || minor(&s.version) > Some(joins));
-    // A new cluster takes some seconds to agree on what it speaks; then it is what its members run.
+    // A new cluster needs some seconds to agree on its version; until then it is what its members run.
     let runs = || statuses().filter_map(|s| minor(&s.version)).min();
     let spoken = cluster.cluster_version.as_deref().and_then(minor).or_else(runs);
     if !going_down && spoken.is_some_and(|spoken| joins == spoken || joins == spoken + 1) {
@@ -438,7 +437,7 @@ pub fn may_clear_away(view: &View<'_>, member: &MemberName) -> bool {
     let View { desired, seen, .. } = *view;
     let Some(cluster) = view.cluster().filter(|c| is_fresh(desired, c)) else { return false };
     let Some(machine) = seen.machines.get().and_then(|m| m.get(member)) else { return false };
-    // A machine that was given up comes back with an address that its successor has by now.
+    // A machine that was given up returns with an address that its successor has now.
     let is_anothers = |l: &Listed<'_>| {
         l.name != *member && desired.members.contains_key(&l.name) && !desired.etcd.formation.has_member(member)
     };
@@ -449,8 +448,8 @@ pub fn may_clear_away(view: &View<'_>, member: &MemberName) -> bool {
     !listed && (complete || in_the_way)
 }
 
-/// A running etcd trusts what it was started with, a stopped one what it will read. It is not known what one that keeps exiting
-/// was started with.
+/// A running etcd trusts the CAs it was started with, a stopped one those it will read. For one that keeps exiting this is
+/// unknown.
 pub(crate) fn trusts(facts: &Facts, key_id: &str) -> bool {
     let Some(trust) = facts.etcd.trust.get(&TrustPlane::Peer) else { return false };
     match facts.etcd.service {

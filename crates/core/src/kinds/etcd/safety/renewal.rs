@@ -1,4 +1,4 @@
-//! Machines that go while their members stay, or are to.
+//! Machines that are removed while their members stay.
 
 use super::{Voters, may_disturb, may_lose, may_remove, quorum, voters};
 use crate::kinds::etcd::cluster::{Cluster, Listed};
@@ -6,8 +6,8 @@ use crate::model::{Desired, MemberName};
 use crate::planner::safety::{Absence, judge_absence};
 use crate::planner::{UnsafeBecause, View};
 
-/// Rules 3, 8 and 9: may the machine of this member be taken away for another one, its data kept? Where a restart may be. One that is
-/// not seen may be well: the others have their quorum without it, or it counts as dead, or the service may be interrupted.
+/// Rules 3, 8 and 9: may this member's machine be replaced, with its data kept? If a restart is allowed. An unreachable member may be
+/// healthy: then the others need a quorum without it, or it must count as dead, or downtime must be allowed.
 pub fn may_renew(view: &View<'_>, member: &MemberName) -> Result<(), UnsafeBecause> {
     let View { desired, seen, .. } = *view;
     let as_a_restart = may_disturb(view, member);
@@ -20,7 +20,7 @@ pub fn may_renew(view: &View<'_>, member: &MemberName) -> Result<(), UnsafeBecau
         Ok(()) => UnsafeBecause::Outage { member: member.clone(), voters: all },
         Err(because) => because,
     };
-    // One that peers could not be asked about may be needed by those that are not seen either.
+    // If peers could not be asked about it, other unreachable members may need it.
     let others_do = view.cluster().is_some_and(|cluster| may_lose(cluster, member).is_ok());
     match judge_absence(view, member, "it does not answer") {
         Ok(Absence::Dead(_)) if others_do => Ok(()),
@@ -28,8 +28,8 @@ pub fn may_renew(view: &View<'_>, member: &MemberName) -> Result<(), UnsafeBecau
     }
 }
 
-/// Rule 3: may a member that is well be given up for another machine? All the others are well; and where its address must be free
-/// first, they have their quorum.
+/// Rule 3: may a healthy member be given up for another machine? All others must be healthy; and if its address must be free
+/// first, they need a quorum.
 pub fn may_replace(desired: &Desired, cluster: &Cluster<'_>, member: &Listed<'_>) -> Result<(), UnsafeBecause> {
     let Voters { all: voters, healthy } = cluster.count();
     if healthy < voters {

@@ -1,12 +1,12 @@
-//! A recovery or a restore is confirmed for one situation. The request lives through runs that are interrupted; it must never be carried out
-//! in a later, different situation.
+//! A recovery or a restore is confirmed for one situation. The request survives interrupted runs, and must never be carried out in a
+//! different situation later.
 
 use crate::kinds::etcd::{Formation, LogEnd, LostMajority, Record, RecoveryRequest};
 use crate::model::{Consent, DataSeen, Facts, Ledger, MemberName, Observation};
 use crate::planner::UnsafeBecause;
 
 impl Record {
-    /// Removes the requests that no longer count, except what has begun: that is finished.
+    /// Removes requests that are no longer valid, except what has begun: that is completed.
     pub(crate) fn drop_stale(&mut self, counts: impl Fn(&Consent) -> bool) {
         if !matches!(self.formation, Formation::Recovering { .. }) {
             let token = self.formation.token();
@@ -19,7 +19,7 @@ impl Record {
     }
 }
 
-/// What is left of a cluster, as the operator is shown it before a recovery is confirmed.
+/// What is left of a cluster, as shown to the operator before a recovery is confirmed.
 pub fn what_is_left(ledger: &Ledger, seen: &Observation) -> Option<LostMajority> {
     let (Formation::Formed { token, members, .. } | Formation::Recovering { was: token, members, .. }) =
         &ledger.etcd.formation
@@ -36,13 +36,13 @@ pub fn what_is_left(ledger: &Ledger, seen: &Observation) -> Option<LostMajority>
     })
 }
 
-/// Whether a machine holds the data of this formation, as new as it was.
+/// Whether a machine holds the current data of this bootstrap.
 pub fn holds(facts: &Facts, cluster_id: &str, token: &str) -> bool {
     matches!(&facts.etcd.data, DataSeen::Stamped(s) if s.token == token && s.cluster_id == cluster_id)
         && facts.etcd.older.is_none()
 }
 
-/// How far a log goes, as far as that is known.
+/// The end of a log, if it is known.
 fn end(facts: &Facts) -> Option<u64> {
     facts.etcd.log.filter(|log| *log != LogEnd::UNREAD).map(|log| log.index)
 }

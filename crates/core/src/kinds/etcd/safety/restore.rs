@@ -1,5 +1,5 @@
-//! The rules of a restore: no existing data is touched before every member has the snapshot and it was verified, and no member starts
-//! while another could still run on the old data. Where no data exists, the members' own restore is the verification.
+//! Rules of a restore: no existing data is touched before every member has the verified snapshot, and no member starts while another
+//! could still run on the old data. If no data exists, the members' own restore is the verification.
 
 use super::revision;
 use super::{DataVerdict, judge_data};
@@ -8,13 +8,13 @@ use crate::kinds::etcd::{Formation, Restore};
 use crate::model::{AgentSeen, DataSeen, Desired, Facts, MemberName, Observation, Seen, ServiceState};
 use crate::planner::{UnsafeBecause, View, machines};
 
-/// Rule 12: by how much the revision of a snapshot must go up, so that no client is sent back in time. Never beyond what etcd can count.
+/// Rule 12: by how much the revision of a snapshot must be raised, so that no client goes back in time. Never beyond what etcd can count.
 pub fn bump_past(highest: u64, revision: u64) -> u64 {
     let target = highest.max(revision).saturating_add(MARGIN).min(MAX_REVISION);
     target.saturating_sub(revision)
 }
 
-/// The one that the snapshot was verified with, as long as it still leads well past all that was seen; else another.
+/// The value that the snapshot was verified with, if it is still well above everything seen; otherwise another one.
 pub fn bump_of(restore: &Restore, view: &View<'_>) -> u64 {
     let highest = revision::highest(view);
     let leads_past = |bump: &u64| {
@@ -24,7 +24,7 @@ pub fn bump_of(restore: &Restore, view: &View<'_>) -> u64 {
     restore.bump_revision.filter(leads_past).unwrap_or_else(|| bump_past(highest, restore.revision))
 }
 
-/// Rule 7: a cluster that was to be created from a backup is not created empty if that failed. Clients would take it for the restored one.
+/// Rule 7: if creating a cluster from a backup fails, it is not created empty. Clients would mistake it for the restored one.
 pub fn may_begin_empty(desired: &Desired) -> Result<(), UnsafeBecause> {
     match (&desired.etcd.formation, &desired.etcd.awaits_restore) {
         (Formation::Unformed | Formation::Forming { .. }, Some(source)) => {
@@ -39,7 +39,7 @@ pub fn is_verified(restore: &Restore, bump: u64) -> bool {
     restore.bump_revision == Some(bump)
 }
 
-/// Rule 7: whether every machine of the cluster answers and none has data, so that a restore that fails costs nothing but time.
+/// Rule 7: whether every machine of the cluster answers and none has data, so a failed restore costs only time.
 pub fn endangers_nothing(view: &View<'_>) -> bool {
     let View { desired, seen, .. } = *view;
     let has_none = |member: &MemberName| match seen.agents.get(member).and_then(Seen::get) {
@@ -75,8 +75,8 @@ pub fn runs_on_other_data(
         && judge_data(desired, member, Some(token), seen.now, facts) != DataVerdict::MayGoOn
 }
 
-/// Rule 6: who has no data of this formation, though members of it run already. It may have voted among them before, and would vote
-/// again if it began once more under the same token.
+/// Rule 6: the members without data of this bootstrap, although other members of it already run. They may have voted before, and
+/// would vote again under the same token.
 pub fn lost_after_a_start<'a>(
     view: &View<'_>,
     token: &str,

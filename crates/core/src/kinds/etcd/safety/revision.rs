@@ -1,19 +1,19 @@
-//! Which revisions are believed. etcd counts them in 63 bits and panics beyond, so a number that no cluster can have reached is refused
-//! wherever it enters; and a member that is alone with what it reports does not steer the others.
+//! Which revisions are believed. etcd counts them in 63 bits and panics beyond that, so a number that no cluster can have reached is
+//! refused at every entry. A member that is alone with its report does not influence the others.
 
 use crate::kinds::etcd::limits::{MARGIN, MAX_REVISION};
 use crate::kinds::etcd::{EtcdFacts, EtcdStatus, Record};
 use crate::model::{Distrust, Number};
 use crate::planner::View;
 
-/// Members of one cluster are never so far apart: what separates them then is a lie, or a restore.
+/// Members of one cluster are never this far apart: the cause would be a false report, or a restore.
 const APART: u64 = MARGIN / 2;
 
-/// How far a revision may be ahead of the highest that the ledger has noted: 100,000 writes a second for 89 years.
+/// How far a revision may be ahead of the highest one in the ledger: 100,000 writes a second for 89 years.
 const MOST_WRITES: u64 = 1 << 48;
 
 impl EtcdFacts {
-    /// A number in this report that no etcd can have reached.
+    /// A number in this report that no etcd can reach.
     pub(crate) fn distrust(&self, record: &Record) -> Option<Distrust> {
         let (status, highest) = (self.status.as_ref(), record.highest_revision);
         let revision = status.map_or(0, |status| status.revision);
@@ -26,13 +26,13 @@ impl EtcdFacts {
     }
 }
 
-/// What the ledger remembers. A number beyond all revisions was never seen: a damaged or lying source put it there, and what members and
-/// backups know takes its place.
+/// The ledger's value. A number beyond all revisions came from a damaged or false source; then the members' and backups' values are
+/// used.
 pub fn remembered(highest: u64) -> u64 {
     if highest > MAX_REVISION { 0 } else { highest }
 }
 
-/// The highest revision that members report. One that is far above all others counts for nothing where others report too.
+/// The highest revision that members report. A value far above all others is ignored if there are others.
 pub fn told<'a>(statuses: impl Iterator<Item = &'a EtcdStatus>) -> Option<u64> {
     let mut told: Vec<u64> = statuses.map(|status| status.revision).filter(|told| *told <= MAX_REVISION).collect();
     told.sort_unstable_by(|one, other| other.cmp(one));
@@ -40,7 +40,7 @@ pub fn told<'a>(statuses: impl Iterator<Item = &'a EtcdStatus>) -> Option<u64> {
     agreed.or_else(|| told.last().copied())
 }
 
-/// The highest revision that clients can have seen, as far as it is known here.
+/// The highest revision that clients can have seen, as far as is known.
 pub fn highest(view: &View<'_>) -> u64 {
     let View { desired, seen, .. } = *view;
     let statuses = seen.agents.keys().filter_map(|member| seen.facts(member)?.etcd.status.as_ref());
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_that_is_alone_with_its_revision_steers_nobody() {
+    fn a_member_that_is_alone_with_its_revision_is_ignored() {
         assert_eq!(believed(&[]), None);
         assert_eq!(believed(&[7]), Some(7));
         assert_eq!(believed(&[7, 9, 8]), Some(9));

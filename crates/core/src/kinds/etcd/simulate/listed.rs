@@ -3,7 +3,7 @@
 use crate::kinds::etcd::MemberEntry;
 use crate::model::MemberName;
 
-/// A member as the imagined etcd lists it.
+/// A member as the simulated etcd lists it.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct SimListed {
     pub id: u64,

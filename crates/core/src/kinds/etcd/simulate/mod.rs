@@ -1,4 +1,4 @@
-//! The etcds of the simulated world: who belongs to the cluster, who leads, what each would say of itself.
+//! The etcd members of the simulated cluster: who is a member, who leads, and what each reports.
 
 use std::collections::BTreeSet;
 
@@ -54,7 +54,7 @@ impl World {
         self.listed = listed;
     }
 
-    /// What an etcd that runs here would say of itself.
+    /// The report of an etcd that runs here.
     pub(crate) fn status(&self, member: &MemberName, facts: &Facts) -> Option<EtcdStatus> {
         let (ServiceState::Running { .. }, DataSeen::Stamped(stamp)) = (&facts.etcd.service, &facts.etcd.data) else {
             return None;
@@ -92,7 +92,7 @@ impl World {
         })
     }
 
-    /// What all ran when all were seen: so does a machine that comes up again unseen.
+    /// What all ran when all were observed; an unobserved machine that comes up runs the same.
     fn settled_version(&self) -> Option<String> {
         self.ledger.etcd.formed_with.as_ref().map(|formed| formed.version.clone())
     }
@@ -119,7 +119,7 @@ impl World {
         }
     }
 
-    /// As the ledger has it: where no etcd can be asked, or it has nothing to report yet.
+    /// From the ledger: if no etcd can be asked, or none has a report yet.
     pub(crate) fn as_recorded(&self) -> Vec<SimListed> {
         let only = match &self.ledger.etcd.formation {
             Formation::Recovering { from, .. } => Some(from),
@@ -156,7 +156,7 @@ impl World {
         }
     }
 
-    /// How far the log of a running etcd goes, as it reports. If it reports nothing, this is found out when its log is read.
+    /// The reported end of a running etcd's log. If it is not reported, it becomes known when the log is read.
     pub(crate) fn log_end(&self, member: &MemberName) -> LogEnd {
         let seen = self.observe();
         match seen.facts(member).and_then(|f| f.etcd.status.as_ref()) {
@@ -165,7 +165,7 @@ impl World {
         }
     }
 
-    /// The etcd of a member that was removed ends by itself, and ends again whenever it is started.
+    /// The etcd of a removed member exits by itself, and exits again whenever it is started.
     pub(crate) fn remove_member(&mut self, id: u64) {
         self.touched = true;
         let Some(at) = self.listed.iter().position(|l| l.id == id) else { return };

@@ -1,11 +1,11 @@
-//! The way from one etcd release to another: whether there is one, and by which procedure. The rules that etcd's
-//! upgrade and downgrade guides give are rows of a table, one for each pair of neighbouring minors; the refusal names
-//! the next stop. Judges releases only, never the state of a cluster.
+//! The path from one etcd release to another: whether one exists, and by which procedure. The rules of etcd's upgrade
+//! and downgrade guides are rows of a table, one for each pair of neighbouring minor versions; a refusal names the next
+//! stop. Knows only releases, never the state of a cluster.
 
 use super::{Gate, KNOWN_MINORS, gate};
 use crate::model::Version;
 
-/// How a cluster gets from one release to another. Each is a rolling restart.
+/// The path from one release to another. Each is a rolling restart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Path {
     Same,
@@ -34,7 +34,7 @@ struct Border {
     lower: u32,
     /// The first patch release of the lower minor next to which the upper one may run.
     lower_patch: u32,
-    /// Why the border is not crossed downwards.
+    /// Why there is no downgrade across this border.
     no_way_down: Option<NoWayDown>,
 }
 
@@ -198,7 +198,7 @@ mod tests {
         let (why, remedy) = refused("3.5.25", "3.6.16");
         assert_eq!(why, "3.5.25 → 3.6.16: before 3.6 every member must run 3.5.26 or a later 3.5");
         assert_eq!(remedy, "set `etcd.version` to 3.5.26 or a later 3.5 next");
-        // A release in a refused range has the same way out of it.
+        // A release in a refused range has the same remedy.
         assert_eq!(refused("3.5.1", "3.7.3").1, "set `etcd.version` to 3.5.26 or a later 3.5 next");
         assert!(refused("3.6.10", "3.7.0").0.contains("3.6.11"));
         let (why, remedy) = refused("3.7.3", "3.6.10");
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_goes_down_to_3_4() {
+    fn no_path_downgrades_to_3_4() {
         for from in ["3.5.30", "3.6.16", "3.7.3"] {
             let (why, remedy) = refused(from, "3.4.45");
             let stay = format!("stay on {}", &from[..3]);

@@ -1,5 +1,5 @@
-//! What all members share: the configuration in the DCS, databases and users. Changed through the primary, when every member is well: with
-//! strict synchronous replication a change waits for a standby.
+//! What all members share: the configuration in the DCS, databases and users. Changed through the primary when every member is healthy,
+//! because with strict synchronous replication a change waits for a standby.
 
 use crate::kinds::postgres::safety::{self, postgres};
 use crate::kinds::postgres::{Catalog, CatalogOp, Wish};
@@ -43,7 +43,7 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
     }
 }
 
-/// Until Patroni has recorded enough standbys, nobody could take over.
+/// Until Patroni has recorded enough standbys, none could take over.
 fn wait_for_synchronous(view: &View<'_>, primary: &MemberName, decision: &mut Decision) {
     if let Some((chosen, needed)) = safety::too_few_synchronous(view) {
         let why =

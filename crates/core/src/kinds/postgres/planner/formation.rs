@@ -1,7 +1,7 @@
-//! How a cluster comes into being: one member creates the data, once, and the others clone it. And how members are kept running on it.
+//! Bootstrap: one member creates the data, once, and the others clone it. Afterwards keeps the members running.
 //!
-//! Patroni never creates data. If its state in the DCS is lost, it finds the data that is there; with an empty disk it waits until
-//! there is a member that it can clone.
+//! Patroni never creates data. If its state in the DCS is lost, it uses the existing data; with an empty disk it waits until there is
+//! a member to clone.
 
 use std::collections::BTreeMap;
 
@@ -59,7 +59,7 @@ pub(super) fn ready<'a>(
     Some((facts, postgres(facts)?))
 }
 
-/// Nothing was begun: clean up what an abandoned bootstrap left, and begin when every member is ready and empty.
+/// No bootstrap has begun: removes leftovers of an abandoned one, and begins when every member is ready and empty.
 fn begin(view: &View<'_>, decision: &mut Decision) {
     let desired = view.desired;
     if let Err(because) = safety::may_begin_empty(desired.postgres()) {
@@ -86,7 +86,7 @@ fn begin(view: &View<'_>, decision: &mut Decision) {
     }
 }
 
-/// What an abandoned bootstrap of ours left is wiped. Everything else is not ours to touch.
+/// Leftovers of an abandoned bootstrap of this cluster are wiped. quorate never touches anything else.
 fn clear(view: &View<'_>, decision: &mut Decision, member: &MemberName, facts: &Facts, found: &PostgresFacts) {
     if let Err(because) = safety::formation_is_known(view.desired, member, facts) {
         return decision.block(because);
@@ -120,7 +120,7 @@ fn clear(view: &View<'_>, decision: &mut Decision, member: &MemberName, facts: &
     }
 }
 
-/// The first member creates the data and becomes the primary. Nobody else is started before.
+/// The first member creates the data and becomes the primary. No other member starts before that.
 fn form(
     view: &View<'_>,
     decision: &mut Decision,
@@ -134,7 +134,7 @@ fn form(
     };
     let Some((facts, found)) = ready(view, decision, first) else { return };
     if facts.machine_id != began.machine_id {
-        let why = format!("{first} has another machine than when the bootstrap began; no client has written yet");
+        let why = format!("{first} got another machine after the bootstrap began; no client has written yet");
         return restore::abandon(view, decision, token, why);
     }
     if restore::put(view, decision, token, first, found) {
@@ -197,7 +197,7 @@ fn keep(view: &View<'_>, decision: &mut Decision, token: &str) {
     }
 }
 
-/// Data that outlived a machine bears the number of the one that it was created on.
+/// Data that outlived a machine has the incarnation of the machine on which it was created.
 fn is_its_own(there: &Stamp, wanted: &Stamp) -> bool {
     let Stamp { cluster_id, token, member, incarnation } = there;
     (cluster_id, token, member) == (&wanted.cluster_id, &wanted.token, &wanted.member)
@@ -228,7 +228,7 @@ fn clone(
     );
 }
 
-/// In a cluster that holds data nothing is wiped by itself.
+/// In a cluster with data, nothing is wiped without a request.
 fn clear_of_living(
     view: &View<'_>,
     decision: &mut Decision,

@@ -1,12 +1,12 @@
-//! What PostgreSQL needs before the machine of a member goes for another one, or reboots: the same as before a restart. Patroni is stopped
-//! before the machine goes, so PostgreSQL writes all that is in memory to the disk that stays.
+//! What PostgreSQL needs before a member's machine is replaced or reboots: the same as before a restart. Patroni is stopped first, so
+//! PostgreSQL writes everything in memory to the disk that stays.
 
 use super::restart::{primary_hands_over, standbys_come_first, with_numbers};
 use crate::kinds::postgres::safety::{self, postgres};
 use crate::model::{MemberName, ServiceState};
 use crate::planner::{Action, Decision, Precondition, View};
 
-/// Says whether the machine must wait for something else.
+/// Returns whether the machine must wait for something else.
 pub(crate) fn let_go(view: &View<'_>, member: &MemberName, why: &str, decision: &mut Decision) -> bool {
     if standbys_come_first(view, member, decision) || primary_hands_over(view, member, why, decision) {
         return true;
@@ -23,7 +23,7 @@ pub(crate) fn let_go(view: &View<'_>, member: &MemberName, why: &str, decision: 
     false
 }
 
-/// Disturbs the next of these members as far as the rules allow: those that are not well first, then replicas, then the primary.
+/// Disturbs the next of these members if the rules allow it: unhealthy ones first, then replicas, then the primary.
 pub(crate) fn disturb_one(
     view: &View<'_>,
     decision: &mut Decision,

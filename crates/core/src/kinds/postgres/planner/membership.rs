@@ -4,7 +4,7 @@ use crate::kinds::postgres::safety::{self, postgres};
 use crate::model::{DataSeen, MemberName, ServiceState};
 use crate::planner::{Action, Decision, Precondition, View};
 
-/// Stops one member that is not wanted any more, when all that are wanted are well.
+/// Stops one member that the spec no longer names, when all wanted ones are healthy.
 pub(crate) fn shrink(view: &View<'_>, decision: &mut Decision) {
     let desired = view.desired;
     bring_back(view, decision);
@@ -13,7 +13,7 @@ pub(crate) fn shrink(view: &View<'_>, decision: &mut Decision) {
         return;
     }
     let leaving = desired.all_joined().filter(|member| !desired.members.contains_key(*member));
-    // The primary last: until then Patroni may choose a standby that stays as the one that takes over.
+    // The primary last: until then Patroni may choose a remaining standby to take over.
     let Some(member) = leaving.min_by_key(|member| (safety::leads(view, member), *member)) else { return };
     let why = "the spec no longer names it, and every other member is healthy";
     if restart_first(view, member, why, decision) {
@@ -34,8 +34,8 @@ pub(crate) fn shrink(view: &View<'_>, decision: &mut Decision) {
     }
 }
 
-/// Where there is no primary, one that was stopped to leave may be the only one that can take over: it may be the standby that commits
-/// waited for when the primary was lost.
+/// Without a primary, a member that was stopped to leave may be the only one that can take over: commits may have waited for it when
+/// the primary was lost.
 fn bring_back(view: &View<'_>, decision: &mut Decision) {
     let desired = view.desired;
     if !desired.is_formed() || desired.postgres().exchanges_data() || safety::primary(view).is_some() {
@@ -59,7 +59,7 @@ fn restart_first(view: &View<'_>, member: &MemberName, why: &str, decision: &mut
     super::restart::hand_over(view, member, why, decision)
 }
 
-/// What is left without this member, if that is enough. Else the decision says what is missing.
+/// The members left without this one, if they suffice. Otherwise the decision says what is missing.
 pub(crate) fn others_can_do_without(view: &View<'_>, member: &MemberName, decision: &mut Decision) -> Option<String> {
     let primary = safety::primary(view).filter(|primary| *primary != member);
     let Some(primary) = primary else {

@@ -1,4 +1,4 @@
-//! What is decided about PostgreSQL alone, one file per concern, and the order in which all concerns of its clusters are asked.
+//! The concerns of PostgreSQL alone, one file each, and the order in which a PostgreSQL cluster's concerns are asked.
 
 pub(crate) mod catalog;
 pub(crate) mod formation;

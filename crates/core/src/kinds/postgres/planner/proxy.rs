@@ -1,4 +1,5 @@
-//! HAProxy and PgBouncer. The agents start and reload them when a configuration says so; one that does not run is waited for, and said.
+//! HAProxy and PgBouncer. Agents start and reload them as the configuration says. The planner waits for one that does not run, and reports
+//! it.
 
 use crate::kinds::postgres::{HAPROXY, PGBOUNCER};
 use crate::model::ServiceState;

@@ -1,4 +1,4 @@
-//! The store of backups: prepared once, through the primary, when it archives its log.
+//! The backup store: prepared once, through the primary, when it archives its log.
 
 use crate::kinds::postgres::safety::{self, postgres};
 use crate::model::MemberName;

@@ -1,6 +1,6 @@
-//! Restarts: one member at a time, replicas first. The primary hands over before it is restarted, so clients wait for a switchover and not
-//! for a restart. A lowered limit is the exception: a standby may not have less of it than its primary, so the primary restarts first, where it
-//! is.
+//! Restarts: one member at a time, replicas first. The primary hands over before it restarts, so clients wait for a switchover instead of a
+//! restart. Lowered limits are the exception: a standby must not have lower limits than its primary, so the primary restarts first, without
+//! handing over.
 
 use std::collections::BTreeMap;
 
@@ -36,7 +36,7 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
         let limits = limits.join(", ");
         why = format!("{why}; {member} is the primary, and no standby may have less of {limits}: it restarts first");
     }
-    // One that must restart too would take over, and hand back: clients would wait twice. Waited for in `catalog`.
+    // A standby that must restart too would take over and hand back: clients would wait twice. `catalog` waits for it.
     if leads && !in_place && safety::behind_configuration(view).next().is_some() {
         return;
     }
@@ -49,7 +49,8 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
     }
 }
 
-/// Whether a member must wait before it is disturbed: for others that do not stream, or until Patroni has recorded who may take over.
+/// Whether a member must wait before it is disturbed: for others that do not stream, or until Patroni has recorded which standbys may take
+/// over.
 pub(super) fn standbys_come_first(view: &View<'_>, member: &MemberName, decision: &mut Decision) -> bool {
     let others = safety::unwell_besides(view, member);
     if !others.is_empty() {
@@ -60,8 +61,8 @@ pub(super) fn standbys_come_first(view: &View<'_>, member: &MemberName, decision
     safety::too_few_synchronous(view).is_some() && !view.desired.downtime
 }
 
-/// Whether this member is the primary, and something comes before it is disturbed: another one takes over, or the operator must consent,
-/// because none may.
+/// Whether this member is the primary and something must come first: another one takes over, or the operator must consent, because none
+/// can.
 pub(super) fn primary_hands_over(view: &View<'_>, member: &MemberName, why: &str, decision: &mut Decision) -> bool {
     let desired = view.desired;
     if !safety::leads(view, member) || desired.members.len() == 1 {
@@ -100,7 +101,7 @@ fn restart(view: &View<'_>, member: &MemberName) -> Option<(Action, String)> {
     Some((Action::RestartPostgres { member: member.clone() }, why))
 }
 
-/// The parameters that wait, with their values.
+/// The parameters that wait for a restart, with their values.
 fn named(pending: &BTreeMap<String, Changed>) -> String {
     let value = |value: &Option<String>| value.clone().unwrap_or_else(|| String::from("its default"));
     let changes: Vec<String> = pending
@@ -110,7 +111,7 @@ fn named(pending: &BTreeMap<String, Changed>) -> String {
     changes.join(", ")
 }
 
-/// Lets another member take over from the primary. Says whether that comes first.
+/// Lets another member take over from the primary. Returns whether that comes first.
 pub(crate) fn hand_over(view: &View<'_>, member: &MemberName, why: &str, decision: &mut Decision) -> bool {
     if !safety::leads(view, member) {
         return false;

@@ -1,6 +1,6 @@
-//! A restore: one member restores the backup next to its data and recovers it to where the operator wants, while the cluster still serves.
-//! Only then are all members stopped, and the restored data becomes the first data of a new bootstrap, which the others clone. What was
-//! there is kept next to it.
+//! Restore: one member restores the backup next to its data and recovers it to the requested point, while the cluster still serves. Only
+//! then do all members stop. The restored data becomes the first data of a new bootstrap, which the others clone. The previous data is
+//! kept next to it.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use crate::kinds::postgres::{PostgresFacts, RestoreSeen, RestoreState, RestoreWi
 use crate::model::{DataSeen, MemberName, ServiceState};
 use crate::planner::{Action, Decision, Precondition, UnsafeBecause, View, WaitingFor};
 
-/// Until the bootstrap with the restored data begins. Says whether there is such a restore.
+/// Until the bootstrap with the restored data begins. Returns whether there is such a restore.
 pub(super) fn decide(view: &View<'_>, decision: &mut Decision) -> bool {
     let wish = view.desired.postgres();
     let Some(restore) = wish.restore.as_ref().filter(|restore| wish.formation.token() != Some(&restore.token)) else {
@@ -25,7 +25,7 @@ pub(super) fn decide(view: &View<'_>, decision: &mut Decision) -> bool {
     let Some(first) = chosen(view, decision, restore) else { return true };
     match prepared(view, &first, &restore.token) {
         Some(RestoreState::Ready) => {
-            let why = format!("the restored data on {first} is ready, and all members begin again with it");
+            let why = format!("the restored data on {first} is ready, and all members restart with it");
             if stop_all(view, decision, &why) == Stopped::All {
                 begin(view, decision, first, restore);
             }
@@ -51,7 +51,8 @@ pub(super) fn decide(view: &View<'_>, decision: &mut Decision) -> bool {
     true
 }
 
-/// Where the backup is restored: where that was begun; else on a replica, which has the least to do; else where nothing is in the way.
+/// The member that restores the backup: the one that has begun; otherwise a replica, which has the least load; otherwise any member that
+/// can.
 fn chosen(view: &View<'_>, decision: &Decision, restore: &RestoreWish) -> Option<MemberName> {
     let members = || view.desired.members.keys();
     let begun = members().find(|member| prepared(view, member, &restore.token).is_some());
@@ -64,7 +65,7 @@ fn chosen(view: &View<'_>, decision: &Decision, restore: &RestoreWish) -> Option
     begun.or_else(replica).or_else(|| able().next()).cloned()
 }
 
-/// How far the data is that a member makes ready for this bootstrap.
+/// The progress of the data that a member prepares for this bootstrap.
 pub(super) fn prepared<'a>(view: &View<'a>, member: &MemberName, wanted: &str) -> Option<&'a RestoreState> {
     let RestoreSeen { token, state } = view.seen.facts(member).and_then(postgres)?.restored.as_ref()?;
     (*token == wanted).then_some(state)
@@ -76,7 +77,7 @@ pub(super) enum Stopped {
     NotYet,
 }
 
-/// Nobody may run on the old data when a member begins with other data. Replicas come first, so nobody takes over meanwhile.
+/// No member may run on the old data when one begins with other data. Replicas stop first, so none takes over meanwhile.
 pub(super) fn stop_all(view: &View<'_>, decision: &mut Decision, why: &str) -> Stopped {
     let machines = view.seen.machines.get();
     let exists = |member: &&MemberName| machines.is_none_or(|machines| machines.contains_key(*member));
@@ -92,7 +93,7 @@ pub(super) fn stop_all(view: &View<'_>, decision: &mut Decision, why: &str) -> S
     match next {
         _ if !unknown.is_empty() => {}
         Some(member) => {
-            // Patroni may have promoted it since: then it has commits that nobody else has, and stops last.
+            // Patroni may have promoted it since: then it has commits that no other member has, and stops last.
             let expects = if safety::leads(view, member) { Precondition::Nothing } else { Precondition::Replica };
             decision.step_expecting(Action::StopPatroni { member: member.clone() }, why, expects);
         }
@@ -108,7 +109,7 @@ fn begin(view: &View<'_>, decision: &mut Decision, first: MemberName, restore: &
     decision.step(Action::RecordInitializing { token: restore.token.clone(), first, members }, why);
 }
 
-/// Gives a bootstrap up to which no client has written. Where it was to begin with upgraded data, the cluster goes on as it was.
+/// Abandons a bootstrap to which no client has written. If it was to begin with upgraded data, the cluster continues as before.
 pub(super) fn abandon(view: &View<'_>, decision: &mut Decision, token: &str, why: String) {
     match view.desired.postgres().upgrade.as_ref().filter(|upgrade| upgrade.token == token) {
         Some(upgrade) => super::upgrade::abandon(decision, upgrade, why),
@@ -116,7 +117,7 @@ pub(super) fn abandon(view: &View<'_>, decision: &mut Decision, token: &str, why
     }
 }
 
-/// In a bootstrap that begins with restored data: puts it in place. Says whether this is such a bootstrap.
+/// In a bootstrap that begins with restored data: puts it in place. Returns whether this is such a bootstrap.
 pub(super) fn put(
     view: &View<'_>,
     decision: &mut Decision,
@@ -136,7 +137,7 @@ pub(super) fn put(
         Some(RestoreState::Ready) if found.service == ServiceState::Stopped => {
             let was = found.data.clone();
             let why = match (&wish.restore, &wish.upgrade) {
-                (None, Some(upgrade)) => format!("all members begin again with PostgreSQL {}", upgrade.to),
+                (None, Some(upgrade)) => format!("all members restart with PostgreSQL {}", upgrade.to),
                 (restore, _) => {
                     let source = restore.as_ref().map_or("it", |restore| &restore.source);
                     format!("all members begin again with {source}")
@@ -153,7 +154,7 @@ pub(super) fn put(
     true
 }
 
-/// A member that still has what a restore has replaced: it stops, and its data is put aside. Says whether it was one.
+/// A member with data that a restore has replaced: it stops, and its data is put aside. Returns whether it was one.
 pub(super) fn set_aside(view: &View<'_>, decision: &mut Decision, member: &MemberName, found: &PostgresFacts) -> bool {
     let DataSeen::Stamped(stamp) = &found.data else { return false };
     if stamp.cluster_id != view.desired.cluster_id || !view.desired.postgres().replaced.contains(&stamp.token) {

@@ -1,6 +1,6 @@
-//! Passwords that the operator wants changed. Members log in to each other, so nobody may be left with a password that others no longer take:
-//! first all members let each other in by certificate alone, then PostgreSQL gets the new passwords, then the configurations of all members,
-//! and then passwords are required again. Each stage is recorded when every member has confirmed the one before.
+//! Password changes. Members log in to each other, so no member may be left with a password that others no longer accept. First all members
+//! accept each other by certificate alone, then PostgreSQL gets the new passwords, then the configurations of all members, and then
+//! passwords are required again. Each stage is recorded when every member has confirmed the previous one.
 
 use crate::kinds::postgres::safety::{self, postgres};
 use crate::kinds::postgres::{RotationStage, RotationWish};
@@ -50,8 +50,7 @@ fn wait_for_rules(view: &View<'_>, decision: &mut Decision) {
     }
 }
 
-/// `NobodyIsLockedOut`: whether every member that has data, leaving or not, has taken up what the rotation wants of it. Those that have not
-/// are waited for.
+/// `NobodyIsLockedOut`: whether every member with data, leaving or not, has applied what the rotation needs. quorate waits for the others.
 fn confirmed(view: &View<'_>, rotation: &RotationWish, decision: &mut Decision) -> bool {
     let Some(mark) = &rotation.mark else { return true };
     let has = |member: &&MemberName| {
@@ -69,7 +68,7 @@ fn confirmed(view: &View<'_>, rotation: &RotationWish, decision: &mut Decision) 
     missing.is_empty()
 }
 
-/// Whether the primary has them and every standby streams from it: what is missing is set, or waited for, in `catalog`.
+/// Whether the primary has them and every standby streams from it: `catalog` sets what is missing, or waits for it.
 fn has_passwords(view: &View<'_>) -> bool {
     let Some(primary) = safety::primary(view) else { return false };
     let catalog = view.seen.facts(primary).and_then(postgres).and_then(|found| found.catalog.as_ref());

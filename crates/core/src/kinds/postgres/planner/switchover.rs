@@ -1,4 +1,4 @@
-//! A switchover that the operator asked for. Restarts come first: if they make another member the primary, that answers the request.
+//! A switchover that the operator requested. Restarts come first: if they make another member the primary, the request is done.
 
 use crate::kinds::postgres::{Unfit, safety};
 use crate::model::MemberName;
@@ -30,7 +30,7 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
     }
 }
 
-/// Who takes over, or why each that could be asked cannot.
+/// The member that takes over, or why each candidate cannot.
 fn successor(
     view: &View<'_>,
     primary: &MemberName,

@@ -1,5 +1,5 @@
-//! Who takes over where no primary runs after the etcd below was restored. Patroni promotes nobody then (`older_dcs`), because it no longer
-//! knows who has all commits. The members do: it is told which one may, and does the rest itself.
+//! Chooses the member that takes over if no primary runs after the etcd below was restored. Patroni promotes no member then (`older_dcs`),
+//! because it no longer knows which one has all commits. quorate finds out from the members and tells Patroni, which does the rest.
 
 use crate::kinds::postgres::safety;
 use crate::model::{DataSeen, MemberName};

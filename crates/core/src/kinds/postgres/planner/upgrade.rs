@@ -1,8 +1,8 @@
-//! Another major version. `pg_upgrade` makes data of the new version out of that of the primary, once all members have stopped, and the others
-//! clone it. It copies: every member keeps the data from before next to it.
+//! Major version upgrades. When all members have stopped, `pg_upgrade` converts a copy of the primary's data to the new version, and the
+//! others clone it. Every member keeps the previous data next to it.
 //!
-//! It is rehearsed on a copy first, while the cluster serves. From the record that it has begun on it is completed, or the cluster starts again
-//! with the version that it had, without another word of the operator.
+//! The upgrade is rehearsed on a copy first, while the cluster serves. Once the ledger records that it has begun, it is either completed,
+//! or the cluster starts again with the previous version, without asking the operator again.
 
 use std::collections::BTreeMap;
 
@@ -13,17 +13,17 @@ use crate::kinds::postgres::{PostgresFacts, Previous, RestoreState, TaskSeen, Up
 use crate::model::{BinarySeen, DataSeen, MemberName, ServiceState};
 use crate::planner::{Action, Decision, Precondition, UnsafeBecause, View, WaitingFor};
 
-/// How far an upgrade concerns everything else.
+/// How an upgrade restricts everything else.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Upgrading {
     No,
     /// Members are kept as they are, and nothing else is changed.
     Pending,
-    /// They are stopped, and nobody is started.
+    /// They are stopped, and none is started.
     UnderWay,
 }
 
-/// One that has begun goes on whatever the spec says: nobody may start meanwhile.
+/// An upgrade that has begun continues whatever the spec says: no member may start meanwhile.
 pub(crate) fn decide(view: &View<'_>, as_formed: bool, decision: &mut Decision) -> Upgrading {
     let wish = view.desired.postgres();
     let in_formation = |upgrade: &&Upgrade| wish.formation.token() == Some(&upgrade.token);
@@ -44,7 +44,7 @@ pub(crate) fn decide(view: &View<'_>, as_formed: bool, decision: &mut Decision) 
     }
 }
 
-/// Everything that can be known before any member stops is asked first.
+/// Checks everything that can be known before any member stops.
 fn begin(view: &View<'_>, from: &str, to: &str, decision: &mut Decision) -> Result<(), UnsafeBecause> {
     safety::version_path(view.desired.postgres(), from, to)?;
     // Configurations name the programs of the new version, too.
@@ -64,7 +64,7 @@ fn begin(view: &View<'_>, from: &str, to: &str, decision: &mut Decision) -> Resu
     Ok(())
 }
 
-/// Members that are not are waited for, as far as nobody waits for them yet.
+/// Waits for members that are not ready, unless another concern does.
 fn all_well(view: &View<'_>, decision: &mut Decision) -> bool {
     let unwell: Vec<&MemberName> = view.desired.members.keys().filter(|member| !view.is_well(member)).collect();
     for member in &unwell {
@@ -168,7 +168,7 @@ fn stop(view: &View<'_>, upgrade: &Upgrade, decision: &mut Decision) {
     }
 }
 
-/// One that was stopped may be the only one that can take over. Patroni says of all that run that they do not lead.
+/// A stopped member may be the only one that can take over. Patroni reports all running ones as not leading.
 fn nobody_will_lead(view: &View<'_>) -> bool {
     let found = |member: &MemberName| view.seen.facts(member).and_then(postgres);
     let all: Vec<Option<&PostgresFacts>> = view.desired.all_joined().map(found).collect();
@@ -261,7 +261,7 @@ pub(crate) fn discard(view: &View<'_>, decision: &mut Decision) {
     }
 }
 
-/// What stands in the way of an upgrade on the machines, the first member's first.
+/// Obstacles to an upgrade on the machines, the first member's first.
 pub(crate) fn missing_programs<'a>(view: &View<'a>) -> Option<(&'a MemberName, &'a str)> {
     view.desired.members.keys().find_map(|member| match &view.seen.facts(member).and_then(postgres)?.next {
         BinarySeen::Missing { why } => Some((member, why.as_str())),

@@ -1,4 +1,4 @@
-//! What a Patroni must be able to do for a cluster. It ignores settings that it does not know, and says nothing.
+//! The features of Patroni that a cluster needs. Patroni silently ignores settings that it does not know.
 
 use serde_json::Value;
 
@@ -11,7 +11,7 @@ const WITH_FAILSAFE_MODE: Version = Version::new(3, 0, 0);
 const WITH_FAILOVER_PRIORITY: Version = Version::new(3, 2, 0);
 /// The first that logs in to etcd again when its token has expired, whatever it asked for.
 const WITH_NEW_LOGINS: Version = Version::new(4, 1, 1);
-/// The first of each line of etcd that wants a valid token for every request.
+/// The first release of each etcd line that requires a valid token for every request.
 const STRICTER_ETCD: [Version; 4] =
     [Version::new(3, 4, 42), Version::new(3, 5, 28), Version::new(3, 6, 9), Version::new(3, 7, 0)];
 

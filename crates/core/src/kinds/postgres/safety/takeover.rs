@@ -1,4 +1,4 @@
-//! `CommitsSurvive` after the etcd below was restored: who may take over where no primary runs and Patroni's own record is gone.
+//! `CommitsSurvive` after the etcd below was restored: which member may take over if no primary runs and Patroni's own record is gone.
 
 use std::collections::BTreeMap;
 
@@ -9,13 +9,14 @@ use crate::kinds::postgres::LogEnd;
 use crate::model::MemberName;
 use crate::planner::{UnsafeBecause, View};
 
-/// Whether Patroni promotes nobody until it is told who may.
+/// Whether Patroni promotes no member until quorate names one.
 pub(crate) fn is_held(view: &View<'_>) -> bool {
     view.desired.all_joined().any(|member| end(view, member).is_some())
 }
 
-/// The member whose log has every confirmed commit, and how far it goes. A confirmed commit is in the log of the last primary and, where
-/// synchrony is strict, of one standby more: then it is in the furthest log even if one member is silent. Otherwise nobody may be.
+/// The member whose log has every confirmed commit, and the end of that log. A confirmed commit is in the log of the last primary and,
+/// with strict synchronous replication, of one more standby: then the most recent log has it even if one member is silent. Otherwise all
+/// members must report.
 pub(crate) fn who_has_every_commit(view: &View<'_>) -> Result<(MemberName, LogEnd), UnsafeBecause> {
     let all: Vec<&MemberName> = view.desired.all_joined().collect();
     let ends: BTreeMap<&MemberName, LogEnd> = all.iter().filter_map(|m| Some((*m, end(view, m)?))).collect();
@@ -40,7 +41,7 @@ fn end(view: &View<'_>, member: &MemberName) -> Option<LogEnd> {
     status(view.seen, member)?.held
 }
 
-/// As the DCS says, and with it whoever was the primary: a spec that has changed since has reached nobody.
+/// Uses the configuration in the DCS, because the last primary used it. A later change of the spec has reached no member.
 fn is_strict(view: &View<'_>) -> bool {
     let configs = view.desired.all_joined().filter_map(|member| status(view.seen, member)?.config.as_deref());
     let mut strict = configs.map(|config| {

@@ -9,7 +9,7 @@ use crate::planner::{UnsafeBecause, View};
 /// The first pgBackRest that knows a major version of PostgreSQL.
 const FIRST_PGBACKREST: [(u16, (u32, u32)); 4] = [(15, (2, 41)), (16, (2, 48)), (17, (2, 54)), (18, (2, 57))];
 
-/// `KnownVersions`: data goes to a newer version only. What there was before the last upgrade is gone back to by a restore.
+/// `KnownVersions`: data is upgraded to newer versions only. A restore returns to the data from before the last upgrade.
 pub(crate) fn version_path(wish: &Wish, from: &str, to: &str) -> Result<(), UnsafeBecause> {
     let number = |version: &str| version.parse::<u16>().unwrap_or_default();
     let previous = wish.previous.as_ref();
@@ -17,7 +17,7 @@ pub(crate) fn version_path(wish: &Wish, from: &str, to: &str) -> Result<(), Unsa
         let back = previous.is_some_and(|previous| previous.version == to);
         return Err(UnsafeBecause::MajorDowngrade { from: from.to_owned(), to: to.to_owned(), back });
     }
-    // One way back is kept, and the next upgrade needs the place.
+    // Only one previous version is kept, and the next upgrade needs its place.
     match previous {
         Some(previous) => Err(UnsafeBecause::UpgradeKept { version: previous.version.clone() }),
         None => Ok(()),
@@ -56,7 +56,7 @@ fn numbers(version: &str) -> Option<(u32, u32)> {
     Some((parts.next()??, parts.next()??))
 }
 
-/// `StopsByConsent`, `OneDisturbance`: what the operator must have said and must not want besides.
+/// `StopsByConsent`, `OneDisturbance`: what the operator must have confirmed, and which other requests must not be open.
 pub(crate) fn may_upgrade(view: &View<'_>, primary: &MemberName, from: &str, to: &str) -> Result<(), UnsafeBecause> {
     let desired = view.desired;
     let (wish, text) = (desired.postgres(), str::to_owned);
@@ -124,7 +124,7 @@ pub(crate) fn may_go_back(view: &View<'_>) -> Result<(), UnsafeBecause> {
         found.is_some_and(|restored| restored.token == *token)
     };
     let ready = wish.restore.as_ref().is_some_and(|restore| is_prepared(&restore.token));
-    // An agent that does not answer is waited for elsewhere.
+    // Another concern waits for an agent that does not answer.
     if view.seen.facts(member).is_some() && !ready && kept(view, member).is_none() {
         let why = format!("{member} does not keep the data from before the upgrade, or that data is damaged");
         return Err(UnsafeBecause::NoWayBack { why });

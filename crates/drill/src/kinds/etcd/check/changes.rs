@@ -1,5 +1,5 @@
-//! Every change that happened, by revision: as the watches showed it, and as the clients were told. Each must have its operation, and
-//! each operation at most one.
+//! Every change that happened, by revision: according to the watches, and according to the clients' answers. Each change must have an
+//! operation, and each operation at most one change.
 
 use std::collections::BTreeMap;
 
@@ -62,7 +62,7 @@ impl<'a> Changes<'a> {
         self.by_revision.insert(revision, change);
     }
 
-    /// Who wrote a value that a watch showed.
+    /// The operation that wrote a value which a watch showed.
     fn writer(
         &self,
         revision: i64,
@@ -74,7 +74,7 @@ impl<'a> Changes<'a> {
         let what = format!("watch {watcher} showed {key} = {} at revision {revision}", value.unwrap_or_default());
         let mut wrong = |rule, text| violations.push(found(rule, text));
         let Some(by) = by else {
-            wrong(Rule::Phantom, format!("{what}, which nobody wrote"));
+            wrong(Rule::Phantom, format!("{what}, which no client wrote"));
             return None;
         };
         if by.call.key() != Some(key) {
@@ -98,7 +98,7 @@ impl<'a> Changes<'a> {
         Some(by)
     }
 
-    /// Who deleted a key: an operation, or a lease that ran out.
+    /// The cause of a deletion: an operation, or an expired lease.
     fn remover(
         &self,
         revision: i64,
@@ -127,7 +127,7 @@ impl<'a> Changes<'a> {
                     violations.push(found(Rule::Lease, text));
                 }
             }
-            _ => violations.push(found(Rule::Phantom, format!("{what}, and nobody deleted it"))),
+            _ => violations.push(found(Rule::Phantom, format!("{what}, and no client deleted it"))),
         }
         None
     }
@@ -174,7 +174,7 @@ impl<'a> Changes<'a> {
         self.by_revision.range(from..=through).map(|(revision, change)| (*revision, change))
     }
 
-    /// What a key held at a revision.
+    /// The value of a key at a revision.
     pub(super) fn at(&self, key: &str, revision: i64) -> Option<Found> {
         let shows = |changed: i64| !self.taken_back.is_some_and(|taken| taken.hides(changed, revision));
         let mut changes = self.by_key.get(key)?.range(..=revision).rev();
@@ -182,7 +182,7 @@ impl<'a> Changes<'a> {
         value.map(|value| Found { value: value.to_owned(), mod_revision: *mod_revision })
     }
 
-    /// What a key held, and by whom, for people.
+    /// The value of a key, and its writer, for people.
     pub(super) fn describe(&self, key: &str, version: Option<&Found>) -> String {
         let Some(Found { value, mod_revision }) = version else { return format!("{key} was absent") };
         let by = self.by_revision.get(mod_revision).and_then(|change| change.by);

@@ -1,9 +1,9 @@
-//! The checker: decides from a recorded history alone whether etcd kept its promises. Pure, and without mercy: what it cannot explain
-//! is a violation, and names the operations.
+//! The checker: decides from a recorded history alone whether etcd kept its promises. Pure and strict: anything it cannot explain is
+//! a violation, and it names the operations.
 //!
-//! etcd gives every write a separate revision, and every answer the revision at which it was true. So the order to be checked is
-//! known, and no search is needed: the history is linearizable when that order agrees with real time and with everything that was
-//! read. A write without an answer is settled by the watches: it happened at the revision where they show its value, or not at all.
+//! etcd gives every write a separate revision, and every answer the revision at which it was true. So the order is known, and no
+//! search is needed: the history is linearizable if that order agrees with real time and with every read. The watches decide about a
+//! write without an answer: it happened at the revision where they show its value, or not at all.
 
 mod changes;
 mod order;
@@ -35,9 +35,9 @@ pub enum Rule {
     StaleRead,
     /// A condition held exactly where it was said to hold.
     Swap,
-    /// What ended before another began has not the higher revision.
+    /// An operation that ended before another began does not have the higher revision.
     RealTime,
-    /// Nothing is there that nobody wrote, and nothing was written twice.
+    /// All data was written by a client, and only once.
     Phantom,
     WatchOrder,
     WatchDuplicate,
@@ -58,7 +58,7 @@ impl fmt::Display for Rule {
             Rule::StaleRead => "a read did not show the last write",
             Rule::Swap => "a condition was answered wrongly",
             Rule::RealTime => "revisions do not agree with real time",
-            Rule::Phantom => "something is there that nobody wrote",
+            Rule::Phantom => "there is data that no client wrote",
             Rule::WatchOrder => "a watch was out of order",
             Rule::WatchDuplicate => "a watch showed a change twice",
             Rule::WatchGap => "a watch missed a change",
@@ -82,7 +82,7 @@ impl Violation {
     }
 }
 
-/// What the checker has to say.
+/// The checker's findings.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Findings {
     pub violations: Vec<Violation>,
@@ -170,7 +170,7 @@ fn mod_revision(version: Option<&Found>) -> i64 {
     version.map_or(0, |f| f.mod_revision)
 }
 
-/// What is there in the end, through every endpoint, is what was written last.
+/// The final data, through every endpoint, is what was written last.
 fn check_finals(history: &History, changes: &Changes<'_>, violations: &mut Vec<Violation>) {
     if history.finals.is_empty() {
         violations.push(found(Rule::Unread, String::from("it was not read through any endpoint")));

@@ -1,4 +1,4 @@
-//! Histories that are good, and the same with one thing wrong, which must be found and told with the operations that show it.
+//! Good histories, and the same with one error, which the checker must find and report with its operations.
 
 use std::collections::BTreeMap;
 
@@ -280,7 +280,7 @@ fn compacted(story: Story, through: i64) -> History {
 }
 
 #[test]
-fn a_write_without_an_answer_that_no_watch_could_show_is_settled_by_what_is_read() {
+fn an_unanswered_write_that_no_watch_shows_is_resolved_by_reads() {
     let story = || good().did(0, 20, 30, put("a", "0-3"), unknown());
     let happened = story().did(1, 40, 41, get("a"), read(50, version("0-3", 14))).changed(14, "a", Some("0-3"));
     let happened = compacted(happened, 50);
@@ -334,7 +334,7 @@ fn restored(reads: &[(&'static str, Option<Found>)]) -> History {
 }
 
 #[test]
-fn a_restore_takes_back_what_came_after_the_backup_and_nothing_else() {
+fn a_restore_reverts_exactly_the_writes_after_the_backup() {
     assert_good(&restored(&[("a", version("0-1", 11)), ("b", version("1-1", 12))]));
     let came_back = restored(&[("a", version("0-2", 13))]);
     assert_refused(&came_back, Rule::StaleRead, &["operation 6", "0-2"]);
@@ -365,7 +365,7 @@ fn a_decreasing_revision_is_refused() {
 #[test]
 fn a_phantom_is_refused() {
     let unwritten = good().did(1, 20, 21, get("a"), read(14, version("9-9", 14))).changed(14, "a", Some("9-9"));
-    assert_refused(&unwritten.told(), Rule::Phantom, &["a = 9-9", "nobody wrote"]);
+    assert_refused(&unwritten.told(), Rule::Phantom, &["a = 9-9", "no client wrote"]);
     let read_only = good().did(1, 20, 21, get("a"), read(14, version("9-9", 14)));
     assert_refused(&read_only.told(), Rule::StaleRead, &["operation 6", "9-9"]);
     let elsewhere = good().did(1, 20, 21, put("c", "1-2"), unknown()).changed(14, "a", Some("1-2"));
@@ -373,13 +373,13 @@ fn a_phantom_is_refused() {
     let done_twice = good().changed(14, "a", Some("0-1"));
     assert_refused(&done_twice.told(), Rule::Phantom, &["done twice", "operation 1"]);
     let vanished = good().changed(14, "a", None);
-    assert_refused(&vanished.told(), Rule::Phantom, &["a is deleted", "nobody deleted it"]);
+    assert_refused(&vanished.told(), Rule::Phantom, &["a is deleted", "no client deleted it"]);
     let prophecy = good().did(1, 95, 96, put("a", "1-2"), written(14)).changed(14, "a", Some("1-2"));
     assert_refused(&prophecy.told(), Rule::RealTime, &["before it was written", "operation 6"]);
 }
 
 #[test]
-fn a_leased_key_goes_when_its_lease_was_not_kept_alive() {
+fn a_leased_key_is_deleted_when_its_lease_expires() {
     let leased = |renewed_at: u64| {
         let call = Call::Put { key: String::from("l"), value: String::from("0-3"), lease: Some(7) };
         good()
@@ -398,7 +398,7 @@ fn a_leased_key_goes_when_its_lease_was_not_kept_alive() {
 }
 
 #[test]
-fn too_little_traffic_is_told() {
+fn too_little_traffic_is_reported() {
     let findings = check(&good().told(), &Least::default());
     assert_eq!(findings.violations, []);
     let told = findings.too_little.join("; ");

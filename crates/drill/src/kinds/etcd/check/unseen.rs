@@ -1,6 +1,6 @@
-//! What no watch has shown, because it was compacted first, as a recovery does with all that was before it. What happened there is
-//! known from the answers of clients, and for writes without an answer from what was read afterwards: a value that a read shows was
-//! written at the revision that it bears, and a key that is gone was deleted. What an acknowledged write put there stays expected.
+//! Changes that no watch has shown because they were compacted first, as a recovery does with everything before it. They are
+//! reconstructed from the clients' answers, and for writes without an answer from later reads: a value that was read was written at
+//! its revision, and a key that is missing was deleted. The effect of an acknowledged write is still expected.
 
 use super::changes::{Change, Changes};
 use super::condition;

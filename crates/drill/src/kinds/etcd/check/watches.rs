@@ -1,4 +1,4 @@
-//! The watches: each in order, without duplicates, complete between its start and its end, and all alike.
+//! The watches: each in order, without duplicates, complete between its start and its end, and all of them equal.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,5 +1,5 @@
-//! One client: it chooses what to do next, does it once, and records the answer. Whatever fails it does not try again; it goes to
-//! the next endpoint.
+//! One client: chooses an operation, does it once, and records the answer. It never retries a failed operation; it moves to the
+//! next endpoint.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! One watch of all keys. It is taken up again where it broke, through the next endpoint, until it has shown the last write.
+//! One watch of all keys. It resumes where it broke, through the next endpoint, until it has shown the last write.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! What is there at the end, on every member: a row for every acknowledged transaction, once; none for an aborted one; balances that are the
-//! sum of the transfers; lists that are numbered without gaps.
+//! The final state on every member: exactly one row for every acknowledged transaction; none for an aborted one; balances that match the
+//! transfers; lists that are numbered without gaps.
 
 use std::collections::BTreeMap;
 

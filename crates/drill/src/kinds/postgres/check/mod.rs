@@ -1,9 +1,9 @@
-//! The checker: decides from a recorded history alone whether a cluster of PostgreSQL kept its promises. Pure: what it cannot explain is a
-//! violation, and names the transactions.
+//! The checker: decides from a recorded history alone whether a PostgreSQL cluster kept its promises. Pure: anything it cannot explain is
+//! a violation, and it names the transactions.
 //!
-//! Every transaction that writes leaves one row with a unique value, in the same transaction as all else that it does. So what happened
-//! is known from the rows that are there at the end: one for each that was acknowledged, none for each that was aborted, and one or none
-//! where the answer was lost. Each promotion begins another timeline, which distinguishes the primaries.
+//! Every transaction that writes also inserts one row with a unique value. So the rows at the end show what happened: one for each
+//! acknowledged transaction, none for each aborted one, and one or none if the answer was lost. Each promotion begins another timeline,
+//! which distinguishes the primaries.
 
 mod end;
 mod primaries;
@@ -29,7 +29,7 @@ pub enum Rule {
     Lost,
     /// Nothing happens twice.
     Doubled,
-    /// Nothing is there that nobody wrote, or that was aborted.
+    /// All data was written by a client and was not aborted.
     Phantom,
     /// Only one primary confirms commits at any time.
     SplitBrain,
@@ -54,7 +54,7 @@ impl fmt::Display for Rule {
         f.write_str(match self {
             Rule::Lost => "an acknowledged commit was lost",
             Rule::Doubled => "a transaction happened twice",
-            Rule::Phantom => "something is there that nobody wrote",
+            Rule::Phantom => "there is data that no client wrote",
             Rule::SplitBrain => "two primaries confirmed commits",
             Rule::TwoPrimaries => "two members were writable at the same instant",
             Rule::Sum => "transfers did not keep the sum",
@@ -80,7 +80,7 @@ impl Violation {
     }
 }
 
-/// What the checker has to say.
+/// The checker's findings.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Findings {
     pub violations: Vec<Violation>,

@@ -1,5 +1,5 @@
-//! One primary at a time. A timeline has one primary. Once a commit was confirmed on a later timeline, nothing is confirmed on an earlier one.
-//! And no two members are found writable at the same instant.
+//! One primary at a time. A timeline has one primary. Once a commit was confirmed on a later timeline, nothing is confirmed on an earlier
+//! one. No two members are writable at the same instant.
 
 use std::collections::BTreeMap;
 use std::ops::Bound::{Excluded, Unbounded};

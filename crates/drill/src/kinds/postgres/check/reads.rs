@@ -1,5 +1,5 @@
-//! What reads showed while the clients were at work: on the primary everything that was acknowledged before, nowhere more than was asked for,
-//! the same sum always; and on a replica never less than before in the same session.
+//! What reads showed during the workload: on the primary everything acknowledged before, nowhere more than was requested, always the same
+//! sum; and on a replica never less than earlier in the same session.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! A good history passes; each damaged one is refused, for the reason it was damaged for.
+//! A good history passes; each damaged one is refused for the right reason.
 
 use super::*;
 use crate::kinds::postgres::history::{
@@ -112,7 +112,7 @@ fn last(history: &mut History) -> &mut Content {
 }
 
 #[test]
-fn a_good_history_passes_and_what_had_no_answer_is_settled() {
+fn a_good_history_passes_and_unanswered_writes_are_resolved() {
     let findings = check(&good(), &none());
     assert_eq!(findings.violations, []);
     assert_eq!(findings.settled, Settled { happened: 1, did_not_happen: 1 });
@@ -152,7 +152,7 @@ fn what_happened_twice_is_found() {
 }
 
 #[test]
-fn what_nobody_wrote_or_what_was_aborted_is_found() {
+fn unknown_and_aborted_rows_are_found() {
     damaged(|h| last(h).entries.push(Entry { value: String::from("x"), place: None }), Rule::Phantom);
     damaged(
         |h| {
@@ -297,7 +297,7 @@ fn an_end_that_cannot_be_read_proves_nothing() {
 }
 
 #[test]
-fn too_little_traffic_is_told() {
+fn too_little_traffic_is_reported() {
     let told = check(&good(), &Least::default()).too_little;
     assert!(told.iter().any(|t| t == "too few append operations were answered: 1 of at least 30"), "{told:?}");
     assert!(told.iter().any(|t| t.starts_with("client 0 got too few answers: 3 of")), "{told:?}");

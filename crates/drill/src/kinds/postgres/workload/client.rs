@@ -1,5 +1,5 @@
-//! One client: it chooses a transaction, does it once, and records what it was told. Whatever fails it does not try again; it connects again,
-//! to the first host that is writable, or through the first proxy that leads to one.
+//! One client: chooses a transaction, does it once, and records the answer. It never retries a failed transaction; it connects again, to
+//! the first writable host, or through the first proxy that leads to one.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Who only looks: readers with a session on a replica, and one observer of each member that asks all the time whether it is writable.
+//! Read-only clients: readers with a session on a replica, and one observer of each member that continuously checks whether it is writable.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;

@@ -22,7 +22,7 @@ fn a_full_backup_is_due_whatever_is_done_to_the_clock() {
 }
 
 #[test]
-fn trouble_is_told_when_it_changes_and_now_and_then() {
+fn a_problem_is_reported_when_it_changes_and_now_and_then() {
     let mut trouble = Trouble::default();
     assert_eq!(trouble.news(String::from("away")).as_deref(), Some("warning: away; trying again"));
     assert_eq!(trouble.news(String::from("away")), None);
