@@ -19,7 +19,7 @@ use crate::{AgentError, files, process};
 
 /// For the answer to reach the controller before the network goes.
 const ANSWER: Duration = Duration::from_millis(500);
-/// The length of a failed command's output to keep.
+/// How many lines of a failed command's output are reported.
 const LAST_LINES: usize = 4;
 const LONGEST_COMPLAINT: usize = 600;
 

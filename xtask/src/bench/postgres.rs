@@ -120,7 +120,7 @@ pub fn run(lab: &Lab, options: &Options) -> Result<()> {
     let outcomes = measured?;
     down?;
     print(&outcomes, options.pairs);
-    ensure!(outcomes.iter().all(Outcome::kept), "quorate creates clients wait, or takes, longer than it may");
+    ensure!(outcomes.iter().all(Outcome::kept), "clients of quorate wait, or quorate takes, longer than allowed");
     Ok(())
 }
 

@@ -126,7 +126,7 @@ pub fn run(lab: &Lab, options: &Options) -> Result<()> {
     }
     print(&outcomes, options.pairs);
     if !outcomes.iter().all(Outcome::kept) {
-        bail!("quorate creates clients wait, or takes, longer than it may");
+        bail!("clients of quorate wait, or quorate takes, longer than allowed");
     }
     Ok(())
 }

@@ -27,7 +27,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 const SECTOR: usize = 512;
 /// The label of a config drive.
 const CONFIG_DRIVE: &str = "config-2";
-/// The index of a config drive's files.
+/// The directory and the index of a config drive's files.
 const CONFIG_DIRECTORY: &str = "openstack";
 const CONFIG_METADATA: &str = "latest/meta_data.json";
 /// The offset of a CD-ROM's descriptor, and of the label in it.

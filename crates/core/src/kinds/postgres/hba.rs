@@ -465,7 +465,7 @@ mod tests {
             ("host all all all trust", "`trust` lets anyone"),
             ("hostssl all all 10.0.0.0/8 trust", "`trust` lets anyone"),
             ("hostssl all all all trust clientcert=verify-full", "`trust` lets anyone"),
-            ("hostssl all all all ident", "`ident` lets in"),
+            ("hostssl all all all ident", "`ident` trusts"),
             ("host all all all scram-sha-256", "`host` allows connections without TLS"),
             ("hostnossl all all all md5", "`hostnossl` allows connections without TLS"),
             ("hostnogssenc all all all password", "`hostnogssenc` allows connections without TLS"),

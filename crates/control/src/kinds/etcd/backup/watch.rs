@@ -154,7 +154,7 @@ impl Watch<'_> {
 
     async fn stopped(&self) {
         let mut stop = self.stop.clone();
-        // A receiver that cannot answer has ended.
+        // If the sender is gone, the caller has ended.
         let _ = stop.wait_for(|stop| *stop).await;
     }
 

@@ -222,7 +222,7 @@ mod tests {
     #[test]
     fn a_release_that_the_gate_refuses_is_no_goal() {
         assert!(refused("3.4.23", "3.5.2").0.contains("corrupt"));
-        assert!(refused("3.7.3", "3.8.0").0.contains("not known"));
+        assert!(refused("3.7.3", "3.8.0").0.contains("not supported"));
         assert!(refused("3.3.27", "3.4.45").0.contains("supports no upgrade path from it"));
         assert!(refused("3.8.0", "3.7.3").1.contains("between 3.4 and 3.7"));
     }
