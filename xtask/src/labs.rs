@@ -17,7 +17,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use clap::Subcommand;
 
 pub use image::NEEDS;
@@ -136,6 +136,20 @@ fn enter(words: &[impl AsRef<OsStr>], tell: impl FnOnce(&mut Command)) -> Result
     host::run(&mut lab)
 }
 
+/// Tells a suite to leave out every test that is not of the core.
+fn leave_out_all_but(core: &[&str], suite: &mut Command) -> Result<()> {
+    let mut list = Command::new(suite.get_program());
+    list.args(["--list", "--format=terse"]);
+    list.envs(suite.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let names = build::test_names(&host::read(&mut list)?);
+    for name in core {
+        ensure!(names.iter().any(|known| known == name), "the suite has no test {name}");
+    }
+    let others = names.iter().filter(|name| !core.contains(&name.as_str()));
+    suite.args(others.flat_map(|name| ["--skip", name]));
+    Ok(())
+}
+
 /// Control groups are not in any namespace: those of containers that were killed with a lab stay behind.
 fn remove_groups(is_ours: impl Fn(&str) -> bool) {
     let root = PathBuf::from("/sys/fs/cgroup");
@@ -169,7 +183,7 @@ pub fn run(lab: &Lab, which: &Which) -> Result<()> {
         Which::StaticPod { prepare: true, .. } => static_pod::prepare(lab).map(drop),
         Which::StaticPod { options, inside: false, .. } => static_pod::run(lab, options),
         Which::StaticPod { options, inside: true, .. } => static_pod::inside(options),
-        Which::Openstack { prepare: true, .. } => openstack::prepare(lab).map(drop),
+        Which::Openstack { prepare: true, options, .. } => openstack::prepare(lab, options).map(drop),
         Which::Openstack { options, inside: false, .. } => openstack::run(lab, options),
         Which::Openstack { options, inside: true, set_up, .. } => openstack::inside(options, *set_up),
         Which::Aws { prepare: true, options, .. } => aws::prepare(lab, options).map(drop),

@@ -17,8 +17,8 @@ use crate::test::build;
 pub use cloud::{Cloud, enter};
 pub use tools::prepare as install;
 
-/// The story of the core.
-const STORY: &str = "aws::ec2_runs";
+/// In the name of the story whose bodies are agents.
+const STORY: &str = "ec2_runs";
 /// What the core of the suite leaves out: the same again for every call that there is, and what changes so much that moto takes long.
 const LONG: [&str; 10] = [
     "fails_once",
@@ -37,7 +37,7 @@ const LONG: [&str; 10] = [
 pub struct Options {
     /// Run only what has this in its name
     filter: Option<String>,
-    /// Run the quick part of the conformance suite, and the story on bodies that are agents
+    /// Run the quick part of the conformance suite, and no story
     #[arg(long, conflicts_with_all = ["filter", "run"])]
     core: bool,
     /// Run this command of a shell next to the server, and no suite
@@ -54,14 +54,17 @@ impl Options {
 
     /// Whether instances that are whole systems may be wanted.
     fn has_systems(&self) -> bool {
-        !self.core && self.run.is_none()
+        let is_of_agents = self.filter.as_ref().is_some_and(|filter| filter.contains(STORY));
+        !self.core && self.run.is_none() && !is_of_agents
     }
 }
 
 pub fn run(lab: &Lab, options: &Options) -> Result<()> {
     let begun = Instant::now();
     let tools = prepare(lab, options)?;
-    etcd::ensure(lab, false)?;
+    if !options.core {
+        etcd::ensure(lab, false)?;
+    }
     build::programs()?;
     eprintln!("prepared in {:.0} s", begun.elapsed().as_secs_f64());
     let words: Vec<&str> = ["lab", "aws", "--inside"].into_iter().chain(options.words()).collect();
@@ -77,16 +80,22 @@ pub fn inside(lab: &Lab, options: &Options) -> Result<()> {
         return host::run(cloud.tell(Command::new("sh")).args(["-c", command]));
     }
     let filter = options.filter.as_deref().unwrap_or("aws::");
-    for label in ["quorate-providers", "quorate-providers::conformance"] {
+    let suite = |label: &str| -> Result<Command> {
         let mut suite = cloud.tell(build::find(label)?.command());
         suite.args([filter, "--include-ignored", "--test-threads=3"]);
-        host::run(suite.args(LONG.iter().filter(|_| options.core).flat_map(|name| ["--skip", name])))?;
+        Ok(suite)
+    };
+    let mut conformance = suite("quorate-providers::conformance")?;
+    if options.core {
+        return host::run(conformance.args(LONG.iter().flat_map(|name| ["--skip", name])));
     }
+    host::run(&mut suite("quorate-providers")?)?;
+    host::run(&mut conformance)?;
     let quorate = host::debug_directory()?.join("quorate");
     let etcd = lab.installed().into_values().next().context("there is no etcd in the lab")?;
     let bodies = cloud.live(&quorate, &etcd, None)?;
     let mut stories = cloud.tell(build::find("quorate::machines")?.command());
-    stories.args(["--ignored", "--nocapture", "--test-threads=1", if options.core { STORY } else { filter }]);
+    stories.args(["--ignored", "--nocapture", "--test-threads=1", filter]);
     host::run(&mut stories).inspect_err(|_| bodies.show_consoles())
 }
 

@@ -11,7 +11,7 @@ mod cloud;
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
@@ -38,11 +38,23 @@ const CLIENT_VARIABLE: &str = "QUORATE_LAB_OPENSTACK_CLIENT";
 /// Says to what runs inside which image its machines have.
 const IMAGE_VARIABLE: &str = "QUORATE_LAB_OPENSTACK_IMAGE";
 const IMAGE: &str = "machine.qcow2";
+/// The core of the suite: a machine, its power, its address, its volume and its image.
+const CORE: [&str; 6] = [
+    "openstack::a_machine_is_made_found_and_removed",
+    "openstack::a_machine_is_switched_off_and_on",
+    "openstack::an_address_that_is_taken_is_refused",
+    "openstack::an_image_is_uploaded_once",
+    "openstack::data_stays_when_it_is_to_stay_and_goes_when_not",
+    "openstack::what_does_not_fit_is_refused_and_leaves_nothing",
+];
 
 #[derive(Clone, Default, clap::Args)]
 pub struct Options {
     /// Run only what has this in its name
     filter: Option<String>,
+    /// Run six tests of the conformance suite, and boot no machine
+    #[arg(long, conflicts_with_all = ["filter", "run"])]
+    core: bool,
     /// Run this command of a shell next to the cloud, and no suite
     #[arg(long, value_name = "COMMAND", conflicts_with = "filter")]
     run: Option<String>,
@@ -52,13 +64,13 @@ impl Options {
     /// The same in words of the command line.
     fn words(&self) -> impl Iterator<Item = &str> {
         let run = self.run.as_deref().map(|command| ["--run", command]);
-        self.filter.as_deref().into_iter().chain(run.into_iter().flatten())
+        self.filter.as_deref().into_iter().chain(run.into_iter().flatten()).chain(self.core.then_some("--core"))
     }
 }
 
 pub fn run(lab: &Lab, options: &Options) -> Result<()> {
     let begun = Instant::now();
-    let (cache, image) = prepare(lab)?;
+    let (cache, image) = prepare(lab, options)?;
     if options.run.is_none() {
         suites(options)?;
     }
@@ -66,14 +78,14 @@ pub fn run(lab: &Lab, options: &Options) -> Result<()> {
     let words: Vec<&str> = ["lab", "openstack", "--inside"].into_iter().chain(options.words()).collect();
     super::enter(&words, |inside| {
         cache.tell(inside);
-        inside.env(IMAGE_VARIABLE, image);
+        inside.envs(image.iter().map(|image| (IMAGE_VARIABLE, image)));
     })?;
     eprintln!("all of it in {:.0} s", begun.elapsed().as_secs_f64());
     Ok(())
 }
 
-/// Packages, programs, databases and the image of machines: inside there is no network.
-pub fn prepare(lab: &Lab) -> Result<(Cache, PathBuf)> {
+/// Packages, databases, and where machines boot the programs and their image: inside there is no network.
+pub fn prepare(lab: &Lab, options: &Options) -> Result<(Cache, Option<PathBuf>)> {
     if fs::metadata("/proc/self").context("cannot tell which user this is")?.uid() != 0 {
         bail!("the lab of OpenStack needs root: its namespaces are made with `unshare` and `mount`");
     }
@@ -81,9 +93,14 @@ pub fn prepare(lab: &Lab) -> Result<(Cache, PathBuf)> {
     let cache = Cache::ensure(lab, |cache| {
         super::enter(&["lab", "openstack", "--inside", "--set-up"], |inside| cache.tell(inside))
     })?;
+    let image = (!options.core).then(|| machine_image(lab)).transpose()?;
+    Ok((cache, image))
+}
+
+fn machine_image(lab: &Lab) -> Result<PathBuf> {
     etcd::run(lab, false)?;
     let program = static_build::build(Build::Quick)?;
-    Ok((cache, image::build(lab, &program, IMAGE, &[])?))
+    image::build(lab, &program, IMAGE, &[])
 }
 
 /// In the namespaces.
@@ -93,8 +110,7 @@ pub fn inside(options: &Options, set_up: bool) -> Result<()> {
         return Cloud::set_up(&cache);
     }
     let cloud = Cloud::start(&cache)?;
-    let image = std::env::var_os(IMAGE_VARIABLE).context("the image of machines is not named")?;
-    cloud.upload(&PathBuf::from(image))?;
+    cloud.upload(std::env::var_os(IMAGE_VARIABLE).as_deref().map(Path::new))?;
     let client = cloud.client()?;
     let tell = |mut command: Command| {
         command.env(CLOUDS_VARIABLE, cloud.clouds()).env(CLIENT_VARIABLE, &client);
@@ -104,7 +120,11 @@ pub fn inside(options: &Options, set_up: bool) -> Result<()> {
         return host::run(tell(Command::new("sh")).args(["-c", command]));
     }
     for (arguments, suite) in suites(options)? {
-        let outcome = host::run(tell(suite).args(arguments));
+        let mut suite = tell(suite);
+        if options.core {
+            super::leave_out_all_but(&CORE, &mut suite)?;
+        }
+        let outcome = host::run(suite.args(arguments));
         outcome.and_then(|()| cloud.nothing_is_left()).inspect_err(|_| cloud.show_troubles())?;
     }
     Ok(())
@@ -112,12 +132,13 @@ pub fn inside(options: &Options, set_up: bool) -> Result<()> {
 
 /// The provider's conformance suite, on hosts whose guests are records, and the story of a cluster on emulated machines. With each, the
 /// arguments for its tests.
-fn suites(options: &Options) -> Result<[(Vec<String>, Command); 2]> {
+fn suites(options: &Options) -> Result<Vec<(Vec<String>, Command)>> {
     let test = |label: &str| Ok::<Command, anyhow::Error>(build::find(label)?.command());
     let filter = options.filter.clone().unwrap_or_else(|| String::from("openstack::"));
+    let conformance = (vec![filter.clone(), String::from("--test-threads=3")], test("quorate-providers::conformance")?);
+    if options.core {
+        return Ok(vec![conformance]);
+    }
     let stories = ["--ignored", "--nocapture", "--test-threads=1"].map(String::from);
-    Ok([
-        (vec![filter.clone(), String::from("--test-threads=3")], test("quorate-providers::conformance")?),
-        (stories.into_iter().chain([filter]).collect(), test("quorate::machines")?),
-    ])
+    Ok(vec![conformance, (stories.into_iter().chain([filter]).collect(), test("quorate::machines")?)])
 }

@@ -58,7 +58,7 @@ impl Binary {
 }
 
 /// Reads lines such as `crashes::agents_die: test`.
-fn test_names(listing: &str) -> Vec<String> {
+pub fn test_names(listing: &str) -> Vec<String> {
     listing.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect()
 }
 

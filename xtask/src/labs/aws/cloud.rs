@@ -40,8 +40,9 @@ pub fn enter(lab: &Lab, tools: &Tools, words: &[impl AsRef<OsStr>]) -> Result<()
     let place = PathBuf::from(host::read(Command::new("mktemp").arg("-d"))?.trim());
     let outcome = super::super::enter(words, |inside| {
         inside.env(PLACE_VARIABLE, &place).env("QUORATE_LAB", lab.root()).env(MOTO_VARIABLE, &tools.moto);
-        inside.env(VALIDATOR_VARIABLE, &tools.validator);
-        inside.envs(tools.tools.iter().map(|tools| (TOOLS_VARIABLE, tools)));
+        if let Some(systems) = &tools.systems {
+            inside.env(VALIDATOR_VARIABLE, &systems.validator).env(TOOLS_VARIABLE, &systems.directory);
+        }
     });
     super::super::remove_groups(|group| group.starts_with(GROUPS));
     // Only here, where what was mounted below it is not: inside, the files of this machine would be deleted through that.

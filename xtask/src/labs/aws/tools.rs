@@ -43,23 +43,23 @@ const NOT_AT_BOOT: &str = "etcd prometheus-node-exporter nftables apt-daily.time
 pub struct Tools {
     /// moto's environment.
     pub moto: PathBuf,
+    /// Where whole systems are wanted.
+    pub systems: Option<Systems>,
+}
+
+pub struct Systems {
+    /// Ignition's.
     pub validator: PathBuf,
-    /// A directory with `root` and `ignition`, where whole systems are wanted.
-    pub tools: Option<PathBuf>,
+    /// With `root` and `ignition`.
+    pub directory: PathBuf,
 }
 
 /// Installs what is missing.
 pub fn prepare(lab: &Lab, systems: bool) -> Result<Tools> {
     let moto = lab.root().join("moto").join(MOTO);
-    let ignition = lab.root().join("ignition").join(IGNITION);
-    let validator = ignition.join("ignition-validate");
     host::install_missing(&ALWAYS)?;
     install_moto(lab, &moto)?;
-    if !validator.exists() {
-        build(lab, "validate", &validator, false)?;
-    }
-    let tools = systems.then(|| whole_systems(lab, &ignition.join("ignition"))).transpose()?;
-    Ok(Tools { moto, validator, tools })
+    Ok(Tools { moto, systems: systems.then(|| whole_systems(lab)).transpose()? })
 }
 
 fn is_whole(place: &Path, what: &str) -> bool {
@@ -111,12 +111,22 @@ fn build(lab: &Lab, package: &str, place: &Path, with_c: bool) -> Result<()> {
     fs::rename(&program, place).with_context(|| format!("cannot move into place {}", place.display()))
 }
 
-fn whole_systems(lab: &Lab, ignition: &Path) -> Result<PathBuf> {
+fn whole_systems(lab: &Lab) -> Result<Systems> {
+    let place = lab.root().join("ignition").join(IGNITION);
+    let (ignition, validator) = (place.join("ignition"), place.join("ignition-validate"));
+    if !validator.exists() {
+        build(lab, "validate", &validator, false)?;
+    }
     host::install_missing(&NEEDS)?;
     if !ignition.exists() {
         host::install_missing(&[BLKID])?;
-        build(lab, "internal", ignition, true)?;
+        build(lab, "internal", &ignition, true)?;
     }
+    Ok(Systems { validator, directory: debian_with(lab, &ignition)? })
+}
+
+/// The system of instances, and Ignition next to it.
+fn debian_with(lab: &Lab, ignition: &Path) -> Result<PathBuf> {
     let place = lab.root().join("ec2").join(format!("{SYSTEM}-{IGNITION}"));
     let what = format!("{PACKAGES}\n{NOT_AT_BOOT}");
     if is_whole(&place, &what) {

@@ -395,16 +395,18 @@ impl Cloud {
         host::read(self.command(&[program]).args(settings(own)).args(words)).map(drop)
     }
 
-    /// The image of machines, and one that nothing boots.
-    pub fn upload(&self, machine: &Path) -> Result<()> {
-        let [record, place] =
-            ["var/lib/lab/record.raw", "var/lib/lab/machine.qcow2"].map(|below| self.root.join(below));
-        fs::write(&record, vec![0; RECORD_BYTES]).context("cannot write an image")?;
-        // Seen, not copied.
-        fs::write(&place, "").context("cannot make a place for the image")?;
-        host::run(Command::new("mount").args(["--bind", "-o", "ro"]).arg(machine).arg(&place))?;
-        let images = ["record=raw=/var/lib/lab/record.raw", "machine=qcow2=/var/lib/lab/machine.qcow2"];
-        self.python(IMAGES, &images.map(String::from))?;
+    /// An image that nothing boots, and that of machines where there are any.
+    pub fn upload(&self, machine: Option<&Path>) -> Result<()> {
+        fs::write(self.root.join("var/lib/lab/record.raw"), vec![0; RECORD_BYTES]).context("cannot write an image")?;
+        let mut images = vec![String::from("record=raw=/var/lib/lab/record.raw")];
+        if let Some(machine) = machine {
+            let place = self.root.join("var/lib/lab/machine.qcow2");
+            // Seen, not copied.
+            fs::write(&place, "").context("cannot make a place for the image")?;
+            host::run(Command::new("mount").args(["--bind", "-o", "ro"]).arg(machine).arg(&place))?;
+            images.push(String::from("machine=qcow2=/var/lib/lab/machine.qcow2"));
+        }
+        self.python(IMAGES, &images)?;
         eprintln!("{:6.1} s  images", self.begun.elapsed().as_secs_f64());
         Ok(())
     }
