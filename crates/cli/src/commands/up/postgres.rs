@@ -3,14 +3,15 @@
 use std::path::Path;
 
 use quorate_control::kinds::postgres::dcs;
+use quorate_core::kinds::etcd::spec::ClientAuth;
 use quorate_core::kinds::etcd::versions;
-use quorate_core::model::{Ledger, Power};
-use quorate_core::spec::{ClusterSpec, Kind, generated_postgres};
+use quorate_core::model::Ledger;
+use quorate_core::spec::generated_postgres;
 
-use super::{MEMBERS, agree, found_version};
+use super::{MEMBERS, agree, found_version, refuse_other_etcd, refuse_other_size};
 use crate::cli;
-use crate::commands::apply::settled;
-use crate::commands::{Context, conclude, run_loop};
+use crate::commands::Context;
+use crate::commands::power::{switch_on, with_etcd_that_is_off};
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::load::{self, Cluster};
@@ -23,43 +24,36 @@ const KNOWN: std::ops::RangeInclusive<u16> = 13..=18;
 
 pub(super) async fn run(context: &Context, options: &cli::Up, known: Option<Ledger>) -> Result<Exit, Error> {
     let clusters = match known {
-        Some(ledger) if ledger.spec.kind != Kind::Postgres => {
-            let what = format!("cluster {} exists, and runs etcd", options.name);
-            return Err(Error::refused(what, "give the new cluster another name"));
-        }
         Some(ledger) => {
+            go_on(context, &ledger, options)?;
             output::talk(&format!("cluster {} already exists; continuing with its settings\n", options.name));
-            let etcd = etcd_that_is_off(context, &ledger.spec)?;
-            let own = Cluster { brought: load::brought_files(&ledger)?, spec: ledger.spec };
-            etcd.into_iter().chain([own]).collect()
+            with_etcd_that_is_off(context, ledger)?
         }
         None => new_clusters(context, options).await?,
     };
-    let mut exit = Exit::Done;
-    for cluster in load::with_their_etcd(&context.home, clusters)? {
-        if cluster.spec.kind == Kind::Etcd {
-            let name = &cluster.spec.name;
-            output::talk(&format!("etcd cluster {name} comes first; Patroni keeps its state in it\n"));
-        }
-        let brought = settled(&cluster);
-        let outcome = run_loop(context, &cluster.spec, &brought, "up", |ledger| {
-            ledger.power = Power::On;
-            ledger.downtime = None;
-            cluster.register_users(&context.home, ledger);
-        });
-        exit = exit.max(conclude(context, outcome.await?)?);
-    }
-    Ok(exit)
+    switch_on(context, clusters, "up", |_| {}).await
 }
 
-/// Patroni needs its etcd: if that was stopped too, it is started first.
-fn etcd_that_is_off(context: &Context, spec: &ClusterSpec) -> Result<Option<Cluster>, Error> {
-    let Some(name) = dcs::own_etcd(spec) else { return Ok(None) };
-    let etcd = load::remembered(&context.home, &name)?.filter(|etcd| etcd.power == Power::Off);
-    etcd.map(|etcd| Ok(Cluster { brought: load::brought_files(&etcd)?, spec: etcd.spec })).transpose()
+/// The cluster exists: it and its etcd keep the settings they have.
+fn go_on(context: &Context, ledger: &Ledger, options: &cli::Up) -> Result<(), Error> {
+    refuse_other_size(&ledger.spec, options)?;
+    let etcd = dcs::own_etcd(&ledger.spec).map(|name| load::remembered(&context.home, &name)).transpose()?.flatten();
+    match etcd {
+        Some(etcd) => refuse_other_etcd(&etcd.spec, options),
+        None if options.etcd_version.is_some() || options.client_auth.is_some() => {
+            let what =
+                format!("the etcd in which Patroni of {} keeps its state is not managed by quorate", options.name);
+            Err(Error::refused(what, "leave out `--etcd-version` and `--client-auth`"))
+        }
+        None => Ok(()),
+    }
 }
 
 async fn new_clusters(context: &Context, options: &cli::Up) -> Result<Vec<Cluster>, Error> {
+    if let Some(login) = options.client_auth.map(ClientAuth::from).filter(|login| *login != ClientAuth::Password) {
+        let what = format!("Patroni logs in to etcd with a password, and --client-auth {} was requested", login.name());
+        return Err(Error::refused(what, "leave that option out; a spec can also ask for certificates"));
+    }
     let members = options.members.unwrap_or(MEMBERS);
     let found = found_version(context).await?.map(|(_, version)| version);
     let etcd = options.etcd_version.or(found).unwrap_or(versions::DEFAULT);
