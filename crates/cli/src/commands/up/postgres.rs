@@ -2,11 +2,12 @@
 
 use std::path::Path;
 
+use quorate_control::Home;
 use quorate_control::kinds::postgres::dcs;
 use quorate_core::kinds::etcd::spec::ClientAuth;
 use quorate_core::kinds::etcd::versions;
 use quorate_core::model::Ledger;
-use quorate_core::spec::generated_postgres;
+use quorate_core::spec::{ClusterSpec, generated_postgres};
 
 use super::{MEMBERS, agree, found_version, refuse_other_etcd, refuse_other_size};
 use crate::cli;
@@ -61,7 +62,20 @@ async fn new_clusters(context: &Context, options: &cli::Up) -> Result<Vec<Cluste
     let spec = generated_postgres(&options.name, members.into(), newest_there()?, etcd);
     let spec = spec.map_err(|e| Error::refused(e.to_string(), hint))?;
     agree(members, options.yes)?;
-    Ok(spec.clusters.into_iter().map(|spec| Cluster { spec, brought: Default::default() }).collect())
+    spec.clusters.into_iter().map(|spec| new_or_known(&context.home, spec, options)).collect()
+}
+
+/// An etcd cluster of that name keeps the settings it has, as when an earlier run was interrupted.
+fn new_or_known(home: &Home, spec: ClusterSpec, options: &cli::Up) -> Result<Cluster, Error> {
+    let Some(known) = load::remembered(home, spec.name.as_str())? else {
+        return Ok(Cluster { spec, brought: Default::default() });
+    };
+    if known.spec.kind != spec.kind {
+        let what = format!("cluster {} is to run etcd for {}, and runs PostgreSQL", spec.name, options.name);
+        return Err(Error::refused(what, "give the new cluster another name"));
+    }
+    refuse_other_etcd(&known.spec, options)?;
+    Ok(Cluster { brought: load::brought_files(&known)?, spec: known.spec })
 }
 
 /// The newest PostgreSQL on this machine.
@@ -73,4 +87,50 @@ fn newest_there() -> Result<u16, Error> {
         let what = format!("no PostgreSQL server was found in {DEBIAN}");
         Error::refused(what, "install one, on Debian `apt-get install postgresql`; or name its programs in a spec")
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use quorate_core::spec::Kind;
+
+    use super::*;
+
+    fn options(etcd_version: &str) -> cli::Up {
+        cli::Up {
+            name: String::from("shop"),
+            members: None,
+            kind: Some(cli::Runs::Postgres),
+            yes: false,
+            etcd_version: Some(etcd_version.parse().unwrap()),
+            client_auth: None,
+        }
+    }
+
+    fn generated(members: usize) -> [ClusterSpec; 2] {
+        let spec = generated_postgres("shop", members, 15, versions::DEFAULT).unwrap();
+        spec.clusters.try_into().unwrap()
+    }
+
+    #[test]
+    fn an_etcd_cluster_of_that_name_keeps_its_settings() {
+        let directory = tempfile::tempdir().unwrap();
+        let home = Home::at(directory.path().to_owned());
+        let [etcd, shop] = generated(3);
+        let mut known = etcd.clone();
+        known.members.truncate(1);
+        known.etcd.version = "3.5.21".parse().unwrap();
+        let taken = |options: &cli::Up| new_or_known(&home, etcd.clone(), options).map(|cluster| cluster.spec);
+        assert_eq!(taken(&options("3.5.21")).unwrap(), etcd, "there is none yet");
+        home.store("shop-etcd").write(&mut Ledger::new(String::from("e"), known.clone())).unwrap();
+        assert_eq!(taken(&options("3.5.21")).unwrap(), known);
+        let refusal = taken(&options("3.6.14")).unwrap_err().to_string();
+        assert_eq!(refusal, "cluster shop-etcd exists with --etcd-version 3.5.21, and 3.6.14 was requested");
+
+        let other = ClusterSpec { name: etcd.name.clone(), ..shop };
+        assert_eq!(other.kind, Kind::Postgres);
+        let mut ledger = Ledger { version: 1, ..Ledger::new(String::from("p"), other) };
+        home.store("shop-etcd").write(&mut ledger).unwrap();
+        let refusal = taken(&options("3.5.21")).unwrap_err().to_string();
+        assert_eq!(refusal, "cluster shop-etcd is to run etcd for shop, and runs PostgreSQL");
+    }
 }
