@@ -201,6 +201,8 @@ pub enum Verb {
     /// It stays off, whatever else is applied, until `quorate start` or `quorate up`.
     Down(Down),
     /// Start the machines of a cluster again
+    ///
+    /// Before a PostgreSQL cluster, the etcd cluster that Patroni keeps its state in is started if that is off.
     Start(Named),
     /// Delete a cluster and its data
     ///

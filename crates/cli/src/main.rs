@@ -93,50 +93,53 @@ fn run(global: Global, verb: Verb) -> Result<Exit, Error> {
     // It fails only when one is installed already.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Error::Runtime)?;
-    let done = runtime.block_on(perform(Context::new(home(&global)?, global.home.is_some()), verb));
+    let context = Context::new(home(&global)?, global.home.is_some());
+    let done = runtime.block_on(perform(&context, verb));
     if let Err(Error::Stopped { .. }) = done {
         // Work on separate threads was dropped with the rest, and is not waited for.
         runtime.shutdown_background();
+    } else {
+        context.tell_outdated();
     }
     done
 }
 
-async fn perform(context: Context, verb: Verb) -> Result<Exit, Error> {
+async fn perform(context: &Context, verb: Verb) -> Result<Exit, Error> {
     match verb {
-        Verb::Up(options) => commands::up::run(&context, options).await,
-        Verb::Init(options) => commands::spec::init(&context, options).await,
-        Verb::Spec(named) => commands::spec::show(&context, named),
+        Verb::Up(options) => commands::up::run(context, options).await,
+        Verb::Init(options) => commands::spec::init(context, options).await,
+        Verb::Spec(named) => commands::spec::show(context, named),
         Verb::Validate(options) => commands::spec::validate(options),
-        Verb::Plan(options) => commands::plan::run(&context, options).await,
-        Verb::Apply(options) => commands::apply::run(&context, options).await,
-        Verb::Reboot(options) => commands::reboot::run(&context, options).await,
-        Verb::Passwords(cli::Passwords::Rotate(options)) => commands::passwords::run(&context, options).await,
-        Verb::Discard(options) => commands::discard::run(&context, options).await,
-        Verb::Switchover(options) => commands::switchover::run(&context, options).await,
-        Verb::Replace(options) => commands::replace::run(&context, options).await,
-        Verb::Recover(options) => commands::recover::run(&context, options).await,
-        Verb::History(options) => commands::history::run(&context, options),
-        Verb::Status(options) => commands::status::run(&context, options).await,
-        Verb::Env(options) => commands::clients::env(&context, options).await,
-        Verb::Output(options) => commands::outputs::run(&context, &options).await,
-        Verb::Cert(cli::Cert::Issue(options)) => commands::clients::issue(&context, options),
-        Verb::Kubernetes(options) => commands::kubernetes::run(&context, options),
-        Verb::Discovery(verb) => commands::discovery::run(&context, verb).await,
-        Verb::Front(options) => commands::front::run(&context, options).await,
-        Verb::V2(verb) => commands::v2::run(&context, verb).await,
-        Verb::Logs(options) => commands::logs::run(&context, options).await,
-        Verb::Drill(options) => commands::drill::run(&context, options).await,
-        Verb::Down(options) => commands::power::down(&context, options).await,
-        Verb::Start(named) => commands::power::start(&context, named).await,
-        Verb::Destroy(options) => commands::destroy::run(&context, options).await,
-        Verb::Backup(verb) => commands::backup::run(&context, verb).await,
-        Verb::Restore(options) => commands::restore::run(&context, options).await,
-        Verb::Ledger(cli::Ledger::Export(options)) => commands::ledger::export(&context, options),
-        Verb::Ledger(cli::Ledger::Import(options)) => commands::ledger::import(&context, options).await,
-        Verb::Requests(options) => commands::requests::run(&context, options),
-        Verb::Unlock(options) => commands::unlock::run(&context, options),
-        Verb::Key(cli::Key::Show(options)) => commands::key::show(&context, options),
-        Verb::Key(cli::Key::Rotate(options)) => commands::key::rotate(&context, options).await,
+        Verb::Plan(options) => commands::plan::run(context, options).await,
+        Verb::Apply(options) => commands::apply::run(context, options).await,
+        Verb::Reboot(options) => commands::reboot::run(context, options).await,
+        Verb::Passwords(cli::Passwords::Rotate(options)) => commands::passwords::run(context, options).await,
+        Verb::Discard(options) => commands::discard::run(context, options).await,
+        Verb::Switchover(options) => commands::switchover::run(context, options).await,
+        Verb::Replace(options) => commands::replace::run(context, options).await,
+        Verb::Recover(options) => commands::recover::run(context, options).await,
+        Verb::History(options) => commands::history::run(context, options),
+        Verb::Status(options) => commands::status::run(context, options).await,
+        Verb::Env(options) => commands::clients::env(context, options).await,
+        Verb::Output(options) => commands::outputs::run(context, &options).await,
+        Verb::Cert(cli::Cert::Issue(options)) => commands::clients::issue(context, options),
+        Verb::Kubernetes(options) => commands::kubernetes::run(context, options),
+        Verb::Discovery(verb) => commands::discovery::run(context, verb).await,
+        Verb::Front(options) => commands::front::run(context, options).await,
+        Verb::V2(verb) => commands::v2::run(context, verb).await,
+        Verb::Logs(options) => commands::logs::run(context, options).await,
+        Verb::Drill(options) => commands::drill::run(context, options).await,
+        Verb::Down(options) => commands::power::down(context, options).await,
+        Verb::Start(named) => commands::power::start(context, named).await,
+        Verb::Destroy(options) => commands::destroy::run(context, options).await,
+        Verb::Backup(verb) => commands::backup::run(context, verb).await,
+        Verb::Restore(options) => commands::restore::run(context, options).await,
+        Verb::Ledger(cli::Ledger::Export(options)) => commands::ledger::export(context, options),
+        Verb::Ledger(cli::Ledger::Import(options)) => commands::ledger::import(context, options).await,
+        Verb::Requests(options) => commands::requests::run(context, options),
+        Verb::Unlock(options) => commands::unlock::run(context, options),
+        Verb::Key(cli::Key::Show(options)) => commands::key::show(context, options),
+        Verb::Key(cli::Key::Rotate(options)) => commands::key::rotate(context, options).await,
         Verb::Image(cli::Image::Build(options)) => commands::image::build(options),
         Verb::Image(cli::Image::Import(options)) => commands::image::import(options).await,
         Verb::Schema => commands::spec::schema(),

@@ -14,9 +14,9 @@ pub struct Up {
     /// Number of members; 3 unless the cluster already exists
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=99))]
     pub members: Option<u16>,
-    /// What the cluster runs; a PostgreSQL cluster comes with an etcd cluster NAME-etcd
-    #[arg(long, value_enum, value_name = "KIND", default_value_t = Runs::Etcd)]
-    pub kind: Runs,
+    /// What the cluster runs; etcd unless the cluster already exists. A PostgreSQL cluster comes with an etcd cluster NAME-etcd
+    #[arg(long, value_enum, value_name = "KIND")]
+    pub kind: Option<Runs>,
     /// Do not ask for confirmation of more than 9 members
     #[arg(long, short)]
     pub yes: bool,

@@ -36,6 +36,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 
 use quorate_control::brought::BroughtFiles;
+use quorate_control::kinds::postgres::outdated::{Ways, outdated, ways};
 use quorate_control::kinds::status::Status;
 use quorate_control::kinds::summarize;
 use quorate_control::ledger::LEASE;
@@ -43,7 +44,7 @@ use quorate_control::verbs::{self, VerbError};
 use quorate_control::{Controller, Home, Outcome};
 use quorate_core::model::{Ledger, Lock};
 use quorate_core::planner::{Decision, Effect, Plan, UnsafeBecause};
-use quorate_core::spec::ClusterSpec;
+use quorate_core::spec::{ClusterSpec, Kind};
 use tokio::signal::unix::{self, signal};
 
 use crate::error::{Error, SignalKind};
@@ -64,6 +65,8 @@ pub struct Context {
     shown: RefCell<BTreeMap<String, Shown>>,
     /// Whether the operator confirmed only the plans shown. With `--yes` quorate also does what becomes necessary later.
     as_shown: Cell<bool>,
+    /// Of each etcd cluster that a run may have changed: how Patroni reached it before.
+    ways: RefCell<BTreeMap<String, Ways>>,
 }
 
 /// What is stored of a plan that was shown.
@@ -76,7 +79,7 @@ struct Shown {
 
 impl Context {
     pub fn new(home: Home, home_given: bool) -> Self {
-        Context { home, home_given, shown: RefCell::default(), as_shown: Cell::new(false) }
+        Context { home, home_given, shown: RefCell::default(), as_shown: Cell::new(false), ways: RefCell::default() }
     }
 
     /// Shows a plan that is about to be carried out.
@@ -106,6 +109,18 @@ impl Context {
             VerbError::Refused { what, hint } => Error::refused(what, hint),
             VerbError::UnknownMember { cluster, member, members } => Error::UnknownMember { cluster, member, members },
             VerbError::File { path, source } => Error::file("removed", path)(source),
+        }
+    }
+
+    /// Says which PostgreSQL clusters do not know yet what this command changed of the etcd cluster that they need.
+    pub fn tell_outdated(&self) {
+        for (etcd, before) in self.ways.borrow().iter() {
+            for name in outdated(&self.home, etcd, before) {
+                let apply = self.command(&format!("apply {name}"));
+                output::talk(&format!(
+                    "note: Patroni of {name} is configured for {etcd} as it was before; `{apply}` updates it\n"
+                ));
+            }
         }
     }
 
@@ -164,6 +179,10 @@ async fn run_loop(
     change: impl FnOnce(&mut Ledger),
 ) -> Result<Outcome, Error> {
     free_lapsed(context, spec.name.as_str()).await?;
+    if spec.kind == Kind::Etcd {
+        let before = || ways(&context.home, spec.name.as_str());
+        context.ways.borrow_mut().entry(spec.name.to_string()).or_insert_with(before);
+    }
     let shown = context.shown.borrow().get(spec.name.as_str()).cloned();
     let planned = shown.as_ref().map(|shown| shown.steps);
     let agreed = shown.map(|shown| shown.destroys).filter(|_| context.as_shown.get());

@@ -9,7 +9,7 @@ use quorate_core::kinds::etcd::spec::{Binary, ClientAuth};
 use quorate_core::kinds::etcd::versions;
 use quorate_core::model::Version;
 use quorate_core::model::{Ledger, Power};
-use quorate_core::spec::{ClusterSpec, Document, HostFacts, Severity, generated};
+use quorate_core::spec::{ClusterSpec, Document, HostFacts, Kind, Name, Severity, generated};
 
 use super::{Context, conclude, run_loop};
 use crate::cli;
@@ -25,7 +25,7 @@ const MANY: u16 = 9;
 pub async fn run(context: &Context, options: cli::Up) -> Result<Exit, Error> {
     let known = load::remembered(&context.home, &options.name)?;
     context.refuse_if_being_destroyed(known.as_ref())?;
-    if options.kind == cli::Runs::Postgres {
+    if what_runs(known.as_ref(), &options)? == cli::Runs::Postgres {
         return postgres::run(context, &options, known).await;
     }
     let Cluster { spec, brought } = match known {
@@ -43,21 +43,48 @@ pub async fn run(context: &Context, options: cli::Up) -> Result<Exit, Error> {
     conclude(context, outcome.await?)
 }
 
+/// A cluster that exists runs what it runs.
+fn what_runs(known: Option<&Ledger>, options: &cli::Up) -> Result<cli::Runs, Error> {
+    let asked = options.kind;
+    let (runs, called) = match known.map(|ledger| ledger.spec.kind) {
+        None => return Ok(asked.unwrap_or(cli::Runs::Etcd)),
+        Some(Kind::Etcd) => (cli::Runs::Etcd, "etcd"),
+        Some(Kind::Postgres) => (cli::Runs::Postgres, "PostgreSQL"),
+    };
+    if asked.is_some_and(|asked| asked != runs) {
+        let what = format!("cluster {} exists, and runs {called}", options.name);
+        return Err(Error::refused(what, "give the new cluster another name"));
+    }
+    Ok(runs)
+}
+
 /// The cluster exists: it keeps the settings it has.
 fn go_on(ledger: &Ledger, options: &cli::Up) -> Result<Cluster, Error> {
-    let spec = &ledger.spec;
-    let differs = |what: &str, has: String, asked: Option<String>| match asked {
+    refuse_other_size(&ledger.spec, options)?;
+    refuse_other_etcd(&ledger.spec, options)?;
+    Ok(Cluster { spec: ledger.spec.clone(), brought: load::brought_files(ledger)? })
+}
+
+fn refuse_other_size(spec: &ClusterSpec, options: &cli::Up) -> Result<(), Error> {
+    let asked = options.members.map(|members| members.to_string());
+    refuse_other(&spec.name, "--members", &spec.members.len().to_string(), asked)
+}
+
+fn refuse_other_etcd(spec: &ClusterSpec, options: &cli::Up) -> Result<(), Error> {
+    let asked = options.etcd_version.map(|version| version.to_string());
+    refuse_other(&spec.name, "--etcd-version", &spec.etcd.version.to_string(), asked)?;
+    let asked = options.client_auth.map(|login| ClientAuth::from(login).name().to_owned());
+    refuse_other(&spec.name, "--client-auth", spec.etcd.client_auth.name(), asked)
+}
+
+fn refuse_other(cluster: &Name, what: &str, has: &str, asked: Option<String>) -> Result<(), Error> {
+    match asked {
         Some(asked) if asked != has => Err(Error::refused(
-            format!("cluster {} exists with {what} {has}, and {asked} was requested", spec.name),
+            format!("cluster {cluster} exists with {what} {has}, and {asked} was requested"),
             "leave that option out to start it with its current settings, or give the new cluster another name",
         )),
         _ => Ok(()),
-    };
-    differs("--members", spec.members.len().to_string(), options.members.map(|n| n.to_string()))?;
-    differs("--etcd-version", spec.etcd.version.to_string(), options.etcd_version.map(|v| v.to_string()))?;
-    let asked = options.client_auth.map(|login| ClientAuth::from(login).name().to_owned());
-    differs("--client-auth", spec.etcd.client_auth.name().to_owned(), asked)?;
-    Ok(Cluster { spec: spec.clone(), brought: load::brought_files(ledger)? })
+    }
 }
 
 async fn new_spec(context: &Context, options: &cli::Up) -> Result<ClusterSpec, Error> {
@@ -119,14 +146,7 @@ mod tests {
     use super::*;
 
     fn options(members: Option<u16>) -> cli::Up {
-        cli::Up {
-            name: String::from("demo"),
-            members,
-            kind: cli::Runs::Etcd,
-            yes: false,
-            etcd_version: None,
-            client_auth: None,
-        }
+        cli::Up { name: String::from("demo"), members, kind: None, yes: false, etcd_version: None, client_auth: None }
     }
 
     #[test]
@@ -137,5 +157,24 @@ mod tests {
         assert!(go_on(&ledger, &options(Some(3))).is_ok());
         let refusal = go_on(&ledger, &options(Some(5))).unwrap_err().to_string();
         assert_eq!(refusal, "cluster demo exists with --members 3, and 5 was requested");
+    }
+
+    #[test]
+    fn a_known_cluster_runs_what_it_runs() {
+        let spec = quorate_core::spec::generated_postgres("demo", 3, 15, versions::DEFAULT).unwrap();
+        let known = |kind: Kind| {
+            let spec = spec.clusters.iter().find(|spec| spec.kind == kind).unwrap().clone();
+            Ledger::new(String::from("c"), ClusterSpec { name: "demo".parse().unwrap(), ..spec })
+        };
+        let (etcd, postgres) = (known(Kind::Etcd), known(Kind::Postgres));
+        let runs = |known: Option<&Ledger>, kind| what_runs(known, &cli::Up { kind, ..options(None) });
+        assert_eq!(runs(None, None).unwrap(), cli::Runs::Etcd);
+        assert_eq!(runs(None, Some(cli::Runs::Postgres)).unwrap(), cli::Runs::Postgres);
+        assert_eq!(runs(Some(&postgres), None).unwrap(), cli::Runs::Postgres);
+        assert_eq!(runs(Some(&etcd), None).unwrap(), cli::Runs::Etcd);
+        let refusal = runs(Some(&etcd), Some(cli::Runs::Postgres)).unwrap_err().to_string();
+        assert_eq!(refusal, "cluster demo exists, and runs etcd");
+        let refusal = runs(Some(&postgres), Some(cli::Runs::Etcd)).unwrap_err().to_string();
+        assert_eq!(refusal, "cluster demo exists, and runs PostgreSQL");
     }
 }

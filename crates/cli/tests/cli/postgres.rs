@@ -410,7 +410,9 @@ fn etcd_gets_another_member_and_is_away_and_certificates_are_renewed_and_postgre
     assert!(postmasters.values().all(Option::is_some), "{postmasters:?}");
 
     // Another member of etcd: Patroni's hosts follow, and a Patroni that starts finds etcd.
-    shop.sandbox.quorate(&["replace", "orders", "e-1", "--yes"]).ok();
+    let replaced = shop.sandbox.quorate(&["replace", "orders", "e-1", "--yes"]).ok();
+    let note = "note: Patroni of shop is configured for orders as it was before; ";
+    assert!(replaced.stderr.contains(note), "{replaced:?}");
     let orders = shop.sandbox.status("orders");
     let hosts: BTreeSet<String> = orders["members"]
         .as_array()
@@ -422,7 +424,8 @@ fn etcd_gets_another_member_and_is_away_and_certificates_are_renewed_and_postgre
         })
         .collect();
     assert_ne!(shop.dcs_hosts(&primary), hosts);
-    shop.apply().ok();
+    let applied = shop.apply().ok();
+    assert!(!applied.stderr.contains(note), "{applied:?}");
     for member in THREE {
         assert_eq!(shop.dcs_hosts(member), hosts, "{member}");
     }

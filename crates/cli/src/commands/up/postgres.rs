@@ -2,15 +2,17 @@
 
 use std::path::Path;
 
+use quorate_control::Home;
 use quorate_control::kinds::postgres::dcs;
+use quorate_core::kinds::etcd::spec::ClientAuth;
 use quorate_core::kinds::etcd::versions;
-use quorate_core::model::{Ledger, Power};
-use quorate_core::spec::{ClusterSpec, Kind, generated_postgres};
+use quorate_core::model::Ledger;
+use quorate_core::spec::{ClusterSpec, generated_postgres};
 
-use super::{MEMBERS, agree, found_version};
+use super::{MEMBERS, agree, found_version, refuse_other_etcd, refuse_other_size};
 use crate::cli;
-use crate::commands::apply::settled;
-use crate::commands::{Context, conclude, run_loop};
+use crate::commands::Context;
+use crate::commands::power::{switch_on, with_etcd_that_is_off};
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::load::{self, Cluster};
@@ -23,43 +25,36 @@ const KNOWN: std::ops::RangeInclusive<u16> = 13..=18;
 
 pub(super) async fn run(context: &Context, options: &cli::Up, known: Option<Ledger>) -> Result<Exit, Error> {
     let clusters = match known {
-        Some(ledger) if ledger.spec.kind != Kind::Postgres => {
-            let what = format!("cluster {} exists, and runs etcd", options.name);
-            return Err(Error::refused(what, "give the new cluster another name"));
-        }
         Some(ledger) => {
+            go_on(context, &ledger, options)?;
             output::talk(&format!("cluster {} already exists; continuing with its settings\n", options.name));
-            let etcd = etcd_that_is_off(context, &ledger.spec)?;
-            let own = Cluster { brought: load::brought_files(&ledger)?, spec: ledger.spec };
-            etcd.into_iter().chain([own]).collect()
+            with_etcd_that_is_off(context, ledger)?
         }
         None => new_clusters(context, options).await?,
     };
-    let mut exit = Exit::Done;
-    for cluster in load::with_their_etcd(&context.home, clusters)? {
-        if cluster.spec.kind == Kind::Etcd {
-            let name = &cluster.spec.name;
-            output::talk(&format!("etcd cluster {name} comes first; Patroni keeps its state in it\n"));
-        }
-        let brought = settled(&cluster);
-        let outcome = run_loop(context, &cluster.spec, &brought, "up", |ledger| {
-            ledger.power = Power::On;
-            ledger.downtime = None;
-            cluster.register_users(&context.home, ledger);
-        });
-        exit = exit.max(conclude(context, outcome.await?)?);
-    }
-    Ok(exit)
+    switch_on(context, clusters, "up", |_| {}).await
 }
 
-/// Patroni needs its etcd: if that was stopped too, it is started first.
-fn etcd_that_is_off(context: &Context, spec: &ClusterSpec) -> Result<Option<Cluster>, Error> {
-    let Some(name) = dcs::own_etcd(spec) else { return Ok(None) };
-    let etcd = load::remembered(&context.home, &name)?.filter(|etcd| etcd.power == Power::Off);
-    etcd.map(|etcd| Ok(Cluster { brought: load::brought_files(&etcd)?, spec: etcd.spec })).transpose()
+/// The cluster exists: it and its etcd keep the settings they have.
+fn go_on(context: &Context, ledger: &Ledger, options: &cli::Up) -> Result<(), Error> {
+    refuse_other_size(&ledger.spec, options)?;
+    let etcd = dcs::own_etcd(&ledger.spec).map(|name| load::remembered(&context.home, &name)).transpose()?.flatten();
+    match etcd {
+        Some(etcd) => refuse_other_etcd(&etcd.spec, options),
+        None if options.etcd_version.is_some() || options.client_auth.is_some() => {
+            let what =
+                format!("the etcd in which Patroni of {} keeps its state is not managed by quorate", options.name);
+            Err(Error::refused(what, "leave out `--etcd-version` and `--client-auth`"))
+        }
+        None => Ok(()),
+    }
 }
 
 async fn new_clusters(context: &Context, options: &cli::Up) -> Result<Vec<Cluster>, Error> {
+    if let Some(login) = options.client_auth.map(ClientAuth::from).filter(|login| *login != ClientAuth::Password) {
+        let what = format!("Patroni logs in to etcd with a password, and --client-auth {} was requested", login.name());
+        return Err(Error::refused(what, "leave that option out; a spec can also ask for certificates"));
+    }
     let members = options.members.unwrap_or(MEMBERS);
     let found = found_version(context).await?.map(|(_, version)| version);
     let etcd = options.etcd_version.or(found).unwrap_or(versions::DEFAULT);
@@ -67,7 +62,20 @@ async fn new_clusters(context: &Context, options: &cli::Up) -> Result<Vec<Cluste
     let spec = generated_postgres(&options.name, members.into(), newest_there()?, etcd);
     let spec = spec.map_err(|e| Error::refused(e.to_string(), hint))?;
     agree(members, options.yes)?;
-    Ok(spec.clusters.into_iter().map(|spec| Cluster { spec, brought: Default::default() }).collect())
+    spec.clusters.into_iter().map(|spec| new_or_known(&context.home, spec, options)).collect()
+}
+
+/// An etcd cluster of that name keeps the settings it has, as when an earlier run was interrupted.
+fn new_or_known(home: &Home, spec: ClusterSpec, options: &cli::Up) -> Result<Cluster, Error> {
+    let Some(known) = load::remembered(home, spec.name.as_str())? else {
+        return Ok(Cluster { spec, brought: Default::default() });
+    };
+    if known.spec.kind != spec.kind {
+        let what = format!("cluster {} is to run etcd for {}, and runs PostgreSQL", spec.name, options.name);
+        return Err(Error::refused(what, "give the new cluster another name"));
+    }
+    refuse_other_etcd(&known.spec, options)?;
+    Ok(Cluster { brought: load::brought_files(&known)?, spec: known.spec })
 }
 
 /// The newest PostgreSQL on this machine.
@@ -79,4 +87,50 @@ fn newest_there() -> Result<u16, Error> {
         let what = format!("no PostgreSQL server was found in {DEBIAN}");
         Error::refused(what, "install one, on Debian `apt-get install postgresql`; or name its programs in a spec")
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use quorate_core::spec::Kind;
+
+    use super::*;
+
+    fn options(etcd_version: &str) -> cli::Up {
+        cli::Up {
+            name: String::from("shop"),
+            members: None,
+            kind: Some(cli::Runs::Postgres),
+            yes: false,
+            etcd_version: Some(etcd_version.parse().unwrap()),
+            client_auth: None,
+        }
+    }
+
+    fn generated(members: usize) -> [ClusterSpec; 2] {
+        let spec = generated_postgres("shop", members, 15, versions::DEFAULT).unwrap();
+        spec.clusters.try_into().unwrap()
+    }
+
+    #[test]
+    fn an_etcd_cluster_of_that_name_keeps_its_settings() {
+        let directory = tempfile::tempdir().unwrap();
+        let home = Home::at(directory.path().to_owned());
+        let [etcd, shop] = generated(3);
+        let mut known = etcd.clone();
+        known.members.truncate(1);
+        known.etcd.version = "3.5.21".parse().unwrap();
+        let taken = |options: &cli::Up| new_or_known(&home, etcd.clone(), options).map(|cluster| cluster.spec);
+        assert_eq!(taken(&options("3.5.21")).unwrap(), etcd, "there is none yet");
+        home.store("shop-etcd").write(&mut Ledger::new(String::from("e"), known.clone())).unwrap();
+        assert_eq!(taken(&options("3.5.21")).unwrap(), known);
+        let refusal = taken(&options("3.6.14")).unwrap_err().to_string();
+        assert_eq!(refusal, "cluster shop-etcd exists with --etcd-version 3.5.21, and 3.6.14 was requested");
+
+        let other = ClusterSpec { name: etcd.name.clone(), ..shop };
+        assert_eq!(other.kind, Kind::Postgres);
+        let mut ledger = Ledger { version: 1, ..Ledger::new(String::from("p"), other) };
+        home.store("shop-etcd").write(&mut ledger).unwrap();
+        let refusal = taken(&options("3.5.21")).unwrap_err().to_string();
+        assert_eq!(refusal, "cluster shop-etcd is to run etcd for shop, and runs PostgreSQL");
+    }
 }

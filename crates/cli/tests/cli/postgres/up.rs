@@ -44,6 +44,34 @@ fn running(shop: &Shop, cluster: &str) -> Vec<(u32, String)> {
     shop.sandbox.processes().into_iter().filter(|(_, line)| line.contains(&machines)).collect()
 }
 
+const ETCD_FIRST: &str = "etcd cluster shop-etcd comes first; Patroni keeps its state in it";
+
+fn both_down(shop: &Shop) {
+    shop.sandbox.quorate(&["down", "shop", "--yes"]).ok();
+    assert_eq!(running(shop, "shop"), []);
+    assert_eq!(shop.status()["verdict"], "off");
+    shop.sandbox.quorate(&["down", "shop-etcd", "--yes"]).ok();
+    assert_eq!(shop.sandbox.processes(), []);
+}
+
+fn settings_of_what_exists_are_not_changed(shop: &Shop) {
+    let refused = [
+        (["--members", "5"], "cluster shop exists with --members 3, and 5 was requested"),
+        (["--etcd-version", "3.5.21"], "cluster shop-etcd exists with --etcd-version 3.6.16, and 3.5.21 was requested"),
+        (
+            ["--client-auth", "certificate"],
+            "cluster shop-etcd exists with --client-auth password, and certificate was requested",
+        ),
+        (["--kind", "etcd"], "cluster shop exists, and runs PostgreSQL"),
+    ];
+    for (option, why) in refused {
+        let asked: Vec<&str> = ["up", "shop"].into_iter().chain(option).collect();
+        let said = shop.sandbox.quorate(&asked).fails().stderr;
+        assert!(said.contains(why), "{said}");
+    }
+    assert_eq!(shop.sandbox.processes(), []);
+}
+
 #[test]
 fn one_command_creates_postgresql_and_its_etcd_as_the_readme_says() {
     let (typed, printed) = typed_and_printed();
@@ -80,14 +108,20 @@ fn one_command_creates_postgresql_and_its_etcd_as_the_readme_says() {
     assert_ne!(shop.primary(), before, "{moved:?}");
 
     // Off, and on again: both clusters by the same command, with their data.
-    shop.sandbox.quorate(&["down", "shop", "--yes"]).ok();
-    assert_eq!(running(&shop, "shop"), []);
-    assert_eq!(shop.status()["verdict"], "off");
-    shop.sandbox.quorate(&["down", "shop-etcd", "--yes"]).ok();
-    assert_eq!(shop.sandbox.processes(), []);
+    both_down(&shop);
+    settings_of_what_exists_are_not_changed(&shop);
     let again = types(&shop.sandbox, up).ok();
     assert!(again.stderr.contains("cluster shop already exists; continuing with its settings"), "{again:?}");
     assert_eq!(psql(&superuser, "table kept").ok().stdout, "7\n");
+    assert_eq!(shop.status()["verdict"], "healthy");
+    both_down(&shop);
+    let started = shop.sandbox.quorate(&["start", "shop"]).ok();
+    assert!(started.stderr.contains(ETCD_FIRST), "{started:?}");
+    assert_eq!(psql(&superuser, "table kept").ok().stdout, "7\n");
+    assert_eq!(shop.sandbox.status("shop-etcd")["verdict"], "healthy");
+    // It is on: etcd is left alone. The kind of a cluster that exists is known.
+    let again = shop.sandbox.quorate(&["up", "shop"]).ok();
+    assert!(!again.text().contains("shop-etcd"), "{again:?}");
     assert_eq!(shop.status()["verdict"], "healthy");
 
     shop.sandbox.quorate(&["destroy", "shop", "--yes", "--without-backup"]).ok();

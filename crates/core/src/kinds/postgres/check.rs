@@ -52,6 +52,9 @@ const TAKEN: [(u16, &str); 4] =
     [(CLIENT_PORT, "PostgreSQL"), (REST_PORT, "Patroni"), (BACKUP_PORT, "pgBackRest"), (AGENT_PORT, "quorate's agent")];
 /// The defaults of PostgreSQL and Patroni.
 const USUAL_CONNECTIONS: u32 = 100;
+/// 4MB in kB, and 128MB in pages.
+const USUAL_WORK_MEM: f64 = 4096.0;
+const USUAL_BUFFERS: f64 = 16384.0;
 const SHORTEST_CHECK: Millis = Millis(200);
 const LONGEST_DRAIN: Millis = Millis(300_000);
 
@@ -524,13 +527,15 @@ fn memory(cluster: &Cluster, postgres: &PostgresSettings, host: &HostFacts, foun
     let at = |name: &str| cluster.at(&format!("postgres.parameters.{name}"));
     let value = |name: &str| postgres.parameters.get(name).map(|value| value.0.as_str());
     let buffers = value("shared_buffers").and_then(|text| parameters::number(text, "8kB"));
-    if let (Some(buffers), Some((machine, _))) = (buffers, cluster.memory(host))
-        && buffers * 8192.0 >= machine as f64
-    {
-        let machine = Size((machine >> 20) << 20);
-        let message =
-            format!("`shared_buffers` is more than the memory of the machine, {machine}: PostgreSQL cannot start");
-        found.error(at("shared_buffers"), message, "a quarter of the memory is usual");
+    match (buffers, cluster.memory(host)) {
+        (Some(buffers), Some((machine, _))) if buffers * 8192.0 >= machine as f64 => {
+            let machine = mebibytes(machine);
+            let message =
+                format!("`shared_buffers` is more than the memory of the machine, {machine}: PostgreSQL cannot start");
+            found.error(at("shared_buffers"), message, "a quarter of the memory is usual");
+        }
+        (_, Some(machine)) => memory_of_connections(cluster, postgres, machine, found),
+        (_, None) => {}
     }
     if value("huge_pages").is_some_and(|value| value.eq_ignore_ascii_case("on")) {
         let message = "with `huge_pages` `on` PostgreSQL does not start where the machine has too few huge pages";
@@ -540,6 +545,42 @@ fn memory(cluster: &Cluster, postgres: &PostgresSettings, host: &HostFacts, foun
         let message = "`huge_page_size` has no effect while `huge_pages` is `off`";
         found.warning(at("huge_page_size"), message, "leave one of them out");
     }
+}
+
+/// Connections seldom take all of it at once, so it is not refused. When they do, the kernel ends PostgreSQL.
+fn memory_of_connections(
+    cluster: &Cluster,
+    postgres: &PostgresSettings,
+    (machine, whose): (u64, &str),
+    found: &mut Findings,
+) {
+    let is_set = |name: &&str| postgres.parameters.contains_key(*name);
+    let Some(first) = ["work_mem", "max_connections", "shared_buffers"].into_iter().find(is_set) else { return };
+    let value = |name: &str, unit: &str, usual: f64| {
+        let value = postgres.parameters.get(name).and_then(|value| parameters::number(&value.0, unit));
+        value.unwrap_or(usual)
+    };
+    let connections = value("max_connections", "", f64::from(USUAL_CONNECTIONS));
+    let (work, buffers) = (value("work_mem", "kB", USUAL_WORK_MEM), value("shared_buffers", "8kB", USUAL_BUFFERS));
+    let (work, buffers) = (work * 1024.0, buffers * 8192.0);
+    let all = connections * work + buffers;
+    if all <= machine as f64 {
+        return;
+    }
+    let message = format!(
+        "{connections} connections with `work_mem` {} and {} of `shared_buffers` may take {}, and the memory of {whose} is {}",
+        Size(work as u64),
+        Size(buffers as u64),
+        mebibytes(all as u64 + (1 << 20) - 1),
+        mebibytes(machine)
+    );
+    let hint = "lower `work_mem`, which a query can use several times, `max_connections` or `shared_buffers`";
+    found.warning(cluster.at(&format!("postgres.parameters.{first}")), message, hint);
+}
+
+/// In a unit that people can read.
+fn mebibytes(bytes: u64) -> Size {
+    Size((bytes >> 20) << 20)
 }
 
 fn rules_of_access(cluster: &Cluster, postgres: &PostgresSettings, found: &mut Findings) {
