@@ -476,6 +476,6 @@ mod tests {
         }
         let remark = |rule| check(15, rule).unwrap().unwrap().message;
         assert!(remark("local all all trust").contains("no effect"));
-        assert!(remark("hostssl all all all password").contains("sends its password as it is"));
+        assert!(remark("hostssl all all all password").contains("sends its password in clear text"));
     }
 }
