@@ -202,7 +202,7 @@ pub enum Verb {
     Down(Down),
     /// Start the machines of a cluster again
     ///
-    /// Before a PostgreSQL cluster, the etcd cluster that Patroni keeps its state in is started if that is off.
+    /// If Patroni's etcd cluster is off, it is started before the PostgreSQL cluster.
     Start(Named),
     /// Delete a cluster and its data
     ///

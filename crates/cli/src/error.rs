@@ -219,7 +219,7 @@ fn backup_hint(error: &BackupError) -> Option<String> {
             "pass --identity FILE, or set QUORATE_IDENTITY"
         }
         BackupError::Backup(quorate_backup::Error::Key { source: KeyError::WrongIdentity, .. }) => {
-            "use the identity of one of the recipients that it was encrypted to; `quorate backup rekey` adds another, but needs one that opens it"
+            "use the identity of one of the recipients that it was encrypted to; `quorate backup rekey` adds another, but needs one that decrypts it"
         }
         BackupError::Backup(quorate_backup::Error::NotCopied { .. }) => {
             "`quorate backup verify NAME --second` verifies what the second destination has; take a new full backup"

@@ -220,6 +220,11 @@ pub fn with_their_etcd(home: &Home, mut clusters: Vec<Cluster>) -> Result<Vec<Cl
     Ok(clusters)
 }
 
+/// The ledger of the etcd cluster that Patroni of this cluster uses, if it is in this home.
+pub fn etcd_of(home: &Home, spec: &ClusterSpec) -> Result<Option<Ledger>, Error> {
+    Ok(dcs::own_etcd(spec).map(|name| remembered(home, &name)).transpose()?.flatten())
+}
+
 /// The ledger of a known cluster of etcd, for commands that only etcd has.
 pub fn etcd_ledger(home: &Home, name: &str) -> Result<Ledger, Error> {
     let ledger = ledger(home, name)?;

@@ -98,9 +98,8 @@ fn run(global: Global, verb: Verb) -> Result<Exit, Error> {
     if let Err(Error::Stopped { .. }) = done {
         // Work on separate threads was dropped with the rest, and is not waited for.
         runtime.shutdown_background();
-    } else {
-        context.tell_outdated();
     }
+    context.tell_outdated();
     done
 }
 

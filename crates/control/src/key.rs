@@ -38,7 +38,7 @@ pub enum KeyError {
     Missing { path: PathBuf, to: String },
     #[error("{place} holds no age identity: expected a line that begins with AGE-SECRET-KEY-1")]
     NotAKey { place: Place },
-    #[error("the ledger is encrypted to {to}, but {place} is the key of {}", has.join(", "))]
+    #[error("the ledger is encrypted to {to}, but {place} decrypts only what is encrypted to {}", has.join(", "))]
     Wrong { place: Place, to: String, has: Vec<String> },
     #[error("the encrypted part is damaged")]
     Damaged(#[source] quorate_backup::keys::KeyError),

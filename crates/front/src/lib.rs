@@ -288,7 +288,8 @@ async fn follow(
                     take_up(shared, &places, behind, &known, &mut trouble);
                 }
                 Err(error) => {
-                    trouble.say("the ledger cannot be read; what was known stays in force", &with_causes(&error));
+                    trouble
+                        .say("the ledger cannot be read; the previous settings stay in effect", &with_causes(&error));
                     // Certificates are renewed all the same.
                     if let (true, Some(ledger)) = (known.is_old(), known.ledger.clone())
                         && let Ok(behind) = Behind::new(ledger, &dns, &addresses, Some(&known))

@@ -109,9 +109,8 @@ async fn follow(directory: &Path, shared: &Shared, mut known: Files) -> Infallib
                 known = files;
                 trouble.over();
             }
-            Err(error) => {
-                trouble.say("what the agent has written cannot be used; what was known stays in force", &text(&error))
-            }
+            Err(error) => trouble
+                .say("what the agent has written cannot be used; the previous settings stay in effect", &text(&error)),
         }
     }
 }
@@ -127,7 +126,7 @@ fn take_up(directory: &Path, shared: &Shared, files: &Files) -> Result<(), Front
     let renews = behind.renews(&before);
     shared.members.update(&places(&told), &behind.ca, behind.identity.as_ref(), renews)?;
     *shared.behind.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(behind);
-    tracing::info!(members = told.members.len(), "the front has taken up what changed");
+    tracing::info!(members = told.members.len(), "the front has applied the changed settings");
     Ok(())
 }
 

@@ -23,7 +23,7 @@ pub struct Up {
     /// The etcd version; by default that on PATH, else 3.6.14
     #[arg(long, value_name = "VERSION")]
     pub etcd_version: Option<Version>,
-    /// How clients authenticate; certificate unless the cluster already exists
+    /// How clients of etcd authenticate; certificate, or password for PostgreSQL, unless the cluster already exists
     #[arg(long, value_enum, value_name = "HOW")]
     pub client_auth: Option<Login>,
 }

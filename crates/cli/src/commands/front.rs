@@ -56,7 +56,7 @@ pub fn on_machine(options: cli::AgentFront) -> Result<Exit, Error> {
     runtime.block_on(async {
         let connections = at_most(options.max_connections);
         if connections < options.max_connections as usize {
-            tracing::warn!(connections, "the limit of open files of this process leaves no room for connections");
+            tracing::warn!(connections, "the limit of open files of this process allows only this many connections");
         }
         let settings = MachineOptions {
             directory: options.directory,

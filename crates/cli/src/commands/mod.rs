@@ -118,7 +118,7 @@ impl Context {
             for name in outdated(&self.home, etcd, before) {
                 let apply = self.command(&format!("apply {name}"));
                 output::talk(&format!(
-                    "note: Patroni of {name} is configured for {etcd} as it was before; `{apply}` updates it\n"
+                    "note: Patroni of {name} still has the previous addresses, CA or login of {etcd}; `{apply}` updates it\n"
                 ));
             }
         }

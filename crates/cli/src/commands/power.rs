@@ -2,6 +2,8 @@
 //! its etcd.
 
 use quorate_control::kinds::postgres::dcs;
+use quorate_control::kinds::status::Verdict;
+use quorate_control::verbs::status::status;
 use quorate_core::model::{Ledger, Power};
 use quorate_core::spec::Kind;
 
@@ -33,15 +35,23 @@ pub async fn down(context: &Context, options: cli::Down) -> Result<Exit, Error> 
 pub async fn start(context: &Context, named: cli::Named) -> Result<Exit, Error> {
     let ledger = load::ledger(&context.home, &named.name)?;
     context.refuse_if_being_destroyed(Some(&ledger))?;
-    switch_on(context, with_etcd_that_is_off(context, ledger)?, "start", forget_reboots).await
+    let clusters = with_etcd_that_is_down(context, ledger).await?;
+    switch_on(context, clusters, "start", forget_reboots).await
 }
 
-/// A known cluster, and the etcd cluster that Patroni of it needs if that is off.
-pub(super) fn with_etcd_that_is_off(context: &Context, ledger: Ledger) -> Result<Vec<Cluster>, Error> {
-    let etcd = dcs::own_etcd(&ledger.spec).map(|name| load::remembered(&context.home, &name)).transpose()?.flatten();
-    let etcd = etcd.filter(|etcd| etcd.power == Power::Off);
-    let known = |ledger: Ledger| Ok(Cluster { brought: load::brought_files(&ledger)?, spec: ledger.spec });
-    etcd.into_iter().chain([ledger]).map(known).collect()
+/// A known cluster, and the etcd cluster that its Patroni needs if that does not serve. The ledger alone does not show it: an
+/// interrupted run has recorded already that etcd is to be on, and local machines do not survive a reboot of this host.
+pub(super) async fn with_etcd_that_is_down(context: &Context, ledger: Ledger) -> Result<Vec<Cluster>, Error> {
+    let mut clusters = Vec::new();
+    if let Some(etcd) = load::etcd_of(&context.home, &ledger.spec)? {
+        let brought = load::brought_files(&etcd)?;
+        let verdict = status(&context.home, &etcd, &brought).await?.verdict;
+        if matches!(verdict, Verdict::Off | Verdict::Down | Verdict::Unformed) {
+            clusters.push(Cluster { brought, spec: etcd.spec });
+        }
+    }
+    clusters.push(Cluster { brought: load::brought_files(&ledger)?, spec: ledger.spec });
+    Ok(clusters)
 }
 
 /// Runs the loop for clusters that are to be on, etcd before the PostgreSQL cluster that needs it.
@@ -55,6 +65,7 @@ pub(super) async fn switch_on(
     let clusters = load::with_their_etcd(&context.home, clusters)?;
     let serves_patroni = clusters.len() > 1;
     for cluster in clusters {
+        refuse_if_changed(context, &cluster)?;
         if serves_patroni && cluster.spec.kind == Kind::Etcd {
             let name = &cluster.spec.name;
             output::talk(&format!("etcd cluster {name} comes first; Patroni keeps its state in it\n"));
@@ -71,6 +82,18 @@ pub(super) async fn switch_on(
         exit = exit.max(conclude(context, outcome.await?)?);
     }
     Ok(exit)
+}
+
+/// The run of etcd may have taken minutes: what was applied to the other cluster meanwhile is not undone.
+fn refuse_if_changed(context: &Context, cluster: &Cluster) -> Result<(), Error> {
+    let name = &cluster.spec.name;
+    let known = load::remembered(&context.home, name.as_str())?;
+    context.refuse_if_being_destroyed(known.as_ref())?;
+    if known.is_some_and(|known| known.spec != cluster.spec) {
+        let what = format!("the settings of cluster {name} have changed since this command began");
+        return Err(Error::refused(what, "re-run the command"));
+    }
+    Ok(())
 }
 
 /// Machines that go off boot when they come back.

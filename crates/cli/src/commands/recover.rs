@@ -56,7 +56,7 @@ clients must restart their watches: revisions continue far above the last one, a
 /// The consequence of an older Patroni state for PostgreSQL clusters.
 fn of_users(users: String) -> String {
     format!(
-        "  - PostgreSQL cluster {users} keeps Patroni's state here, which may become older. If its primary or its synchronous standbys have \
+        "  - Patroni's state of {users} is stored here, and may become older. If a primary or its synchronous standbys have \
          changed since, a former primary or standby may be promoted, even if it lacks confirmed commits. Stop all clients of {users} first, \
          and wait until `quorate status` shows no lag of any member\n"
     )

@@ -178,8 +178,8 @@ fn what_happens(spec: &ClusterSpec, restore: &Restore) -> String {
 fn of_users(context: &Context, etcd: Option<&Ledger>) -> String {
     names_of_users(context, etcd).map_or(String::new(), |users| {
         format!(
-            "  - PostgreSQL cluster {users} keeps Patroni's state here. The restored state names neither its primary \
-             nor the members that may take over: a running primary stays the primary. Without one, no member is \
+            "  - Patroni's state of {users} is stored here. The restored state names no primary and no members \
+             that may take over: a running primary stays the primary. Without one, no member is \
              promoted until `quorate apply` has found out which has all confirmed commits\n"
         )
     })

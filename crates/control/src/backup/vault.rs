@@ -146,7 +146,7 @@ fn read_keys(path: &Path) -> Result<StoreKeys, BackupError> {
     let mode = fs::metadata(path).map_err(|error| unusable(error.to_string()))?.permissions().mode();
     if mode & 0o077 != 0 {
         return Err(unusable(format!(
-            "other users can read it (its mode is {:03o}): `chmod 600` it, and treat its keys as known",
+            "other users have access to it (its mode is {:03o}): `chmod 600` it, and treat its keys as known",
             mode & 0o777
         )));
     }

@@ -151,7 +151,7 @@ impl AlarmStatus {
                  each member; then `etcdctl alarm disarm`, as etcd does not lift the alarm by itself",
             )),
             Self::CORRUPT => Some(format!(
-                "find out with `etcdctl endpoint hashkv` who differs, give that member a new machine with `quorate replace`, then \
+                "find the member that differs with `etcdctl endpoint hashkv`, give it a new machine with `quorate replace`, then \
                  `etcdctl alarm disarm`; {} raised it",
                 self.member
             )),

@@ -235,13 +235,13 @@ pub fn refuse_unchecked(name: &str, trust: &Trust) -> Result<(), VerbError> {
     }
     Err(VerbError::Refused {
         what: format!(
-            "no key is known here for the signatures of the backups of {name}, so their origin cannot be checked: \
-             anyone who can write to the store can replace them, and a forged ledger next to a backup would give its \
-             author every machine"
+            "the key that signs the backups of {name} is not known here, so their origin cannot be checked: anyone who \
+             can write to the store can replace them, and the author of a forged ledger next to a backup would \
+             control every machine"
         ),
         hint: String::from(
-            "pass --signed-by KEY, which `quorate backup list` and `quorate status` print where the ledger is, or name it in \
-         `backup.signed_by` of the spec; or consent with --unsigned to what cannot be checked",
+            "pass --signed-by KEY (`quorate backup list` and `quorate status` print it on a host that has the ledger), or set \
+         `backup.signed_by` in the spec; or consent with --unsigned to backups that cannot be checked",
         ),
     })
 }

@@ -65,7 +65,7 @@ pub enum OpenstackError {
     PortAddress { port: String, member: String, address: IpAddr, found: Vec<String> },
     #[error(
         "OpenStack lets only the project that owns the network {network} choose addresses such as {address} ({said}): use a network of \
-         yours, have the ports created and name them in `members[].openstack.port`, or leave out `address`"
+         your project, have the ports created and name them in `members[].openstack.port`, or leave out `address`"
     )]
     NotOwner { network: String, address: IpAddr, said: String },
     #[error(

@@ -121,7 +121,7 @@ impl Openstack {
     }
 
     async fn lead(&self, id: &str, end: End<'_>) -> Result<(), OpenstackError> {
-        let doing = format!("lead the floating IP {id} to {}", end.address);
+        let doing = format!("assign the floating IP {id} to {}", end.address);
         self.change_floating(id, doing, json!({ "port_id": end.port, "fixed_ip_address": end.address })).await
     }
 

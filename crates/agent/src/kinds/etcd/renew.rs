@@ -251,9 +251,9 @@ fn raised(bump_revision: u64, own: Option<u64>) -> Result<u64, AgentError> {
     let bump = own.map_or(bump_revision, |own| bump_revision.max(own.saturating_add(MARGIN)) - own);
     match own.unwrap_or(0).checked_add(bump) {
         Some(begins_at) if begins_at <= MAX_REVISION => Ok(bump),
-        _ => {
-            Err(AgentError::Renewal { why: format!("a revision cannot be raised by {bump}: etcd cannot count so far") })
-        }
+        _ => Err(AgentError::Renewal {
+            why: format!("a revision cannot be raised by {bump}: it would exceed etcd's limit"),
+        }),
     }
 }
 

@@ -357,7 +357,7 @@ impl Agent {
             }
             (_, BinarySeen::Missing { why }) => Err(Refusal::failed(why)),
             (None, BinarySeen::Unasked) | (Some(_), BinarySeen::Unasked) => {
-                Err(Refusal::failed("etcd was not searched for yet"))
+                Err(Refusal::failed("the agent has not searched for etcd yet"))
             }
         }
     }

@@ -288,6 +288,8 @@ impl Agent {
 fn missing(seen: &BinarySeen, name: &str) -> Refusal {
     match seen {
         BinarySeen::Missing { why } => Refusal::failed(why),
-        BinarySeen::Unasked | BinarySeen::Version(_) => Refusal::failed(format!("{name} was not searched for yet")),
+        BinarySeen::Unasked | BinarySeen::Version(_) => {
+            Refusal::failed(format!("the agent has not searched for {name} yet"))
+        }
     }
 }

@@ -118,7 +118,11 @@ pub async fn rekey(context: &Context, options: cli::BackupRekey) -> Result<Exit,
             .await
             .map_err(Error::backup)?;
         let changed = are(done.changed.len());
-        output::talk(&format!("{}: {changed} now opened by {}\n", store.place(), vault.settings.recipients.join(", ")));
+        output::talk(&format!(
+            "{}: {changed} now encrypted to {}\n",
+            store.place(),
+            vault.settings.recipients.join(", ")
+        ));
         let open = all.iter().filter(|manifest| manifest.recipient.is_none()).count();
         if open > 0 {
             let stay = if open == 1 { "stays" } else { "stay" };
@@ -132,9 +136,12 @@ pub async fn rekey(context: &Context, options: cli::BackupRekey) -> Result<Exit,
     }
     let ids: Vec<&str> = unopened.iter().map(BackupId::as_str).collect();
     Err(Error::refused(
-        format!("the given identity does not decrypt {}: they are unchanged", ids.join(", ")),
-        "an interrupted rekey may have changed them already: pass a file with the old identity and a new one, each on \
-         a separate line",
+        format!(
+            "the given identity does not decrypt {}; this run did not change what it cannot decrypt",
+            ids.join(", ")
+        ),
+        "an earlier, interrupted rekey may have encrypted some to the new recipients already: pass a file with the old \
+         identity and a new one, each on a separate line",
     ))
 }
 

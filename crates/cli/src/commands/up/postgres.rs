@@ -6,13 +6,14 @@ use quorate_control::Home;
 use quorate_control::kinds::postgres::dcs;
 use quorate_core::kinds::etcd::spec::ClientAuth;
 use quorate_core::kinds::etcd::versions;
+use quorate_core::kinds::postgres::check::can_serve;
 use quorate_core::model::Ledger;
 use quorate_core::spec::{ClusterSpec, generated_postgres};
 
 use super::{MEMBERS, agree, found_version, refuse_other_etcd, refuse_other_size};
 use crate::cli;
 use crate::commands::Context;
-use crate::commands::power::{switch_on, with_etcd_that_is_off};
+use crate::commands::power::{switch_on, with_etcd_that_is_down};
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::load::{self, Cluster};
@@ -28,7 +29,7 @@ pub(super) async fn run(context: &Context, options: &cli::Up, known: Option<Ledg
         Some(ledger) => {
             go_on(context, &ledger, options)?;
             output::talk(&format!("cluster {} already exists; continuing with its settings\n", options.name));
-            with_etcd_that_is_off(context, ledger)?
+            with_etcd_that_is_down(context, ledger).await?
         }
         None => new_clusters(context, options).await?,
     };
@@ -38,12 +39,15 @@ pub(super) async fn run(context: &Context, options: &cli::Up, known: Option<Ledg
 /// The cluster exists: it and its etcd keep the settings they have.
 fn go_on(context: &Context, ledger: &Ledger, options: &cli::Up) -> Result<(), Error> {
     refuse_other_size(&ledger.spec, options)?;
-    let etcd = dcs::own_etcd(&ledger.spec).map(|name| load::remembered(&context.home, &name)).transpose()?.flatten();
-    match etcd {
+    match load::etcd_of(&context.home, &ledger.spec)? {
         Some(etcd) => refuse_other_etcd(&etcd.spec, options),
         None if options.etcd_version.is_some() || options.client_auth.is_some() => {
-            let what =
-                format!("the etcd in which Patroni of {} keeps its state is not managed by quorate", options.name);
+            let what = match dcs::own_etcd(&ledger.spec) {
+                Some(etcd) => {
+                    format!("Patroni of {} uses etcd cluster {etcd}, which is not in this home", options.name)
+                }
+                None => format!("the etcd that Patroni of {} uses is not managed by quorate", options.name),
+            };
             Err(Error::refused(what, "leave out `--etcd-version` and `--client-auth`"))
         }
         None => Ok(()),
@@ -53,7 +57,7 @@ fn go_on(context: &Context, ledger: &Ledger, options: &cli::Up) -> Result<(), Er
 async fn new_clusters(context: &Context, options: &cli::Up) -> Result<Vec<Cluster>, Error> {
     if let Some(login) = options.client_auth.map(ClientAuth::from).filter(|login| *login != ClientAuth::Password) {
         let what = format!("Patroni logs in to etcd with a password, and --client-auth {} was requested", login.name());
-        return Err(Error::refused(what, "leave that option out; a spec can also ask for certificates"));
+        return Err(Error::refused(what, "leave that option out"));
     }
     let members = options.members.unwrap_or(MEMBERS);
     let found = found_version(context).await?.map(|(_, version)| version);
@@ -71,10 +75,16 @@ fn new_or_known(home: &Home, spec: ClusterSpec, options: &cli::Up) -> Result<Clu
         return Ok(Cluster { spec, brought: Default::default() });
     };
     if known.spec.kind != spec.kind {
-        let what = format!("cluster {} is to run etcd for {}, and runs PostgreSQL", spec.name, options.name);
+        let what =
+            format!("cluster {} exists and runs PostgreSQL, but {} needs it to run etcd", spec.name, options.name);
         return Err(Error::refused(what, "give the new cluster another name"));
     }
     refuse_other_etcd(&known.spec, options)?;
+    can_serve(&known.spec).map_err(|unusable| {
+        let what = format!("etcd cluster {} exists, and Patroni cannot use it: {}", spec.name, unusable.why);
+        Error::refused(what, "give the new cluster another name")
+    })?;
+    output::talk(&format!("etcd cluster {} already exists; continuing with its settings\n", spec.name));
     Ok(Cluster { brought: load::brought_files(&known)?, spec: known.spec })
 }
 
@@ -126,11 +136,21 @@ mod tests {
         let refusal = taken(&options("3.6.14")).unwrap_err().to_string();
         assert_eq!(refusal, "cluster shop-etcd exists with --etcd-version 3.5.21, and 3.6.14 was requested");
 
-        let other = ClusterSpec { name: etcd.name.clone(), ..shop };
-        assert_eq!(other.kind, Kind::Postgres);
-        let mut ledger = Ledger { version: 1, ..Ledger::new(String::from("p"), other) };
+        let mut without_passwords = known.clone();
+        without_passwords.etcd.client_auth = ClientAuth::Certificate;
+        let mut ledger = Ledger { version: 1, ..Ledger::new(String::from("e"), without_passwords) };
         home.store("shop-etcd").write(&mut ledger).unwrap();
         let refusal = taken(&options("3.5.21")).unwrap_err().to_string();
-        assert_eq!(refusal, "cluster shop-etcd is to run etcd for shop, and runs PostgreSQL");
+        assert_eq!(
+            refusal,
+            "etcd cluster shop-etcd exists, and Patroni cannot use it: clients log in with certificates, which etcd refuses at its gateway"
+        );
+
+        let other = ClusterSpec { name: etcd.name.clone(), ..shop };
+        assert_eq!(other.kind, Kind::Postgres);
+        let mut ledger = Ledger { version: 2, ..Ledger::new(String::from("p"), other) };
+        home.store("shop-etcd").write(&mut ledger).unwrap();
+        let refusal = taken(&options("3.5.21")).unwrap_err().to_string();
+        assert_eq!(refusal, "cluster shop-etcd exists and runs PostgreSQL, but shop needs it to run etcd");
     }
 }

@@ -45,7 +45,7 @@ fn the_store_is_wrong(backed: &Backed) {
 
     let keys = backed.sandbox.path().join("store.keys");
     fs::set_permissions(&keys, fs::Permissions::from_mode(0o644)).expect("its mode");
-    refused(backed.backup("create", &[]), &["store.keys", "other users can read it", "chmod 600"]);
+    refused(backed.backup("create", &[]), &["store.keys", "other users have access to it", "chmod 600"]);
     fs::remove_file(&keys).expect("the file");
     refused(backed.backup("create", &[]), &["store.keys", "No such file"]);
     backed.write_keys("store.keys", SECRET_KEY);

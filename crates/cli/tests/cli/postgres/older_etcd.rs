@@ -75,7 +75,7 @@ impl Moved {
         let receiver = self.let_former_lag();
         let postmasters = self.shop.postmasters();
         let said = self.restore();
-        assert!(said.contains("PostgreSQL cluster shop keeps Patroni's state here"), "{said}");
+        assert!(said.contains("Patroni's state of shop is stored here"), "{said}");
         receiver.release();
         self.shop.apply().ok();
         self.is_well();

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use super::{Shop, VERSION, psql};
-use crate::common::{Run, Sandbox};
+use crate::common::{Run, Sandbox, signal};
 
 /// The second example of the first page.
 fn example() -> &'static str {
@@ -118,6 +118,13 @@ fn one_command_creates_postgresql_and_its_etcd_as_the_readme_says() {
     let started = shop.sandbox.quorate(&["start", "shop"]).ok();
     assert!(started.stderr.contains(ETCD_FIRST), "{started:?}");
     assert_eq!(psql(&superuser, "table kept").ok().stdout, "7\n");
+    assert_eq!(shop.sandbox.status("shop-etcd")["verdict"], "healthy");
+    // After a reboot of this host no machine of etcd runs, and its ledger says that it is on.
+    for (process, _) in running(&shop, "shop-etcd") {
+        signal(process, "KILL");
+    }
+    let started = shop.sandbox.quorate(&["start", "shop"]).ok();
+    assert!(started.stderr.contains(ETCD_FIRST), "{started:?}");
     assert_eq!(shop.sandbox.status("shop-etcd")["verdict"], "healthy");
     // It is on: etcd is left alone. The kind of a cluster that exists is known.
     let again = shop.sandbox.quorate(&["up", "shop"]).ok();

@@ -21,7 +21,8 @@ pub fn ways(home: &Home, etcd: &str) -> Ways {
     let Ok(Some(ledger)) = home.store(etcd).read() else { return Ways::new() };
     let way = |name: String| {
         let user = home.store(&name).read().ok()??;
-        let way = look(home, &user.spec)?.ok()?;
+        // Its version is no part of the way to it.
+        let way = Dcs { version: None, ..look(home, &user.spec)?.ok()? };
         Some((name, way))
     };
     users_of(home, &ledger).into_iter().filter_map(way).collect()
@@ -149,6 +150,11 @@ mod tests {
         scene.change("shop", |shop| shop.power = Power::On);
         assert_eq!(scene.outdated(&before), ["shop"]);
         scene.change("shop", |shop| shop.members.clear());
+        assert_eq!(scene.outdated(&before), [""; 0]);
+        scene.apply();
+        scene.change("shop-etcd", |etcd| etcd.etcd.formation = formation(&["192.0.2.2"]));
+        assert_eq!(scene.outdated(&before), ["shop"]);
+        scene.change("shop", |shop| shop.members.values_mut().for_each(|record| record.digest.clear()));
         assert_eq!(scene.outdated(&before), [""; 0]);
     }
 }

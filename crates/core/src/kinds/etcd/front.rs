@@ -44,7 +44,7 @@ pub struct Front {
     /// Separate machines for it. If absent, it runs on members.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub machines: Option<Vec<MemberSpec>>,
-    /// Where new connections go: to all members in turn (`spread`), or to the leader while it serves (`leader`).
+    /// Where new connections go.
     pub prefer: Prefer,
     /// The maximum number of client connections of each front.
     pub max_connections: u32,

@@ -73,7 +73,7 @@ fn proxy(cluster: &Cluster, haproxy: &Haproxy, found: &mut Findings) {
         }
     }
     if haproxy.primary_port == haproxy.replica_port {
-        let message = format!("port {} leads to the primary already", haproxy.primary_port);
+        let message = format!("port {} is already the port for the primary", haproxy.primary_port);
         found.error(at("replica_port"), message, "choose another port");
     }
     if haproxy.max_connections == 0 {
@@ -156,7 +156,9 @@ fn pooler(cluster: &Cluster, postgres: &PostgresSettings, pgbouncer: &Pgbouncer,
     let limit: u32 = limit.unwrap_or(USUAL_CONNECTIONS);
     if pgbouncer.default_pool_size > limit {
         let size = pgbouncer.default_pool_size;
-        let message = format!("`default_pool_size` is {size}, and PostgreSQL lets in {limit} (`max_connections`)");
+        let message = format!(
+            "`default_pool_size` is {size}, and PostgreSQL accepts only {limit} connections (`max_connections`)"
+        );
         found.error(at(".default_pool_size"), message, "lower it, or raise `max_connections`");
     }
     let Some(members) = &pgbouncer.members else { return };
@@ -167,7 +169,7 @@ fn pooler(cluster: &Cluster, postgres: &PostgresSettings, pgbouncer: &Pgbouncer,
     for (index, name) in members.iter().enumerate() {
         let is_member = cluster.spec.members.iter().any(|member| member.name == *name);
         if !is_member || !haproxy.runs_on(name.as_str()) {
-            let message = format!("HAProxy does not run on `{name}`, and PgBouncer goes through it");
+            let message = format!("HAProxy does not run on `{name}`, and PgBouncer connects through it");
             found.error(at(&format!(".members[{index}]")), message, "name members that HAProxy runs on");
         }
     }
@@ -554,12 +556,17 @@ fn memory_of_connections(
     (machine, whose): (u64, &str),
     found: &mut Findings,
 ) {
-    let is_set = |name: &&str| postgres.parameters.contains_key(*name);
-    let Some(first) = ["work_mem", "max_connections", "shared_buffers"].into_iter().find(is_set) else { return };
-    let value = |name: &str, unit: &str, usual: f64| {
-        let value = postgres.parameters.get(name).and_then(|value| parameters::number(&value.0, unit));
-        value.unwrap_or(usual)
-    };
+    let names = ["work_mem", "max_connections", "shared_buffers"];
+    let set = |name: &str| postgres.parameters.get(name).map(|value| value.0.as_str());
+    // A refused value says nothing about the memory.
+    let is_refused =
+        |name: &str| set(name).is_some_and(|text| parameters::wrong(postgres.version, name, text).is_some());
+    let Some(first) = names.into_iter().find(|name| set(name).is_some()) else { return };
+    if names.into_iter().any(is_refused) {
+        return;
+    }
+    let value =
+        |name: &str, unit: &str, usual: f64| set(name).and_then(|text| parameters::number(text, unit)).unwrap_or(usual);
     let connections = value("max_connections", "", f64::from(USUAL_CONNECTIONS));
     let (work, buffers) = (value("work_mem", "kB", USUAL_WORK_MEM), value("shared_buffers", "8kB", USUAL_BUFFERS));
     let (work, buffers) = (work * 1024.0, buffers * 8192.0);
@@ -571,7 +578,7 @@ fn memory_of_connections(
         "{connections} connections with `work_mem` {} and {} of `shared_buffers` may take {}, and the memory of {whose} is {}",
         Size(work as u64),
         Size(buffers as u64),
-        mebibytes(all as u64 + (1 << 20) - 1),
+        mebibytes((all as u64).saturating_add((1 << 20) - 1)),
         mebibytes(machine)
     );
     let hint = "lower `work_mem`, which a query can use several times, `max_connections` or `shared_buffers`";

@@ -80,7 +80,7 @@ pub(crate) fn wish(spec: &ClusterSpec, ledger: &Ledger, brought: &Brought, token
         form_with: form_with(spec, postgres),
         formed_with: formed_with.clone(),
         next_token: format!("{}-{token_suffix}", spec.name),
-        dcs: brought.dcs.clone().unwrap_or_else(|| Err(String::from("the etcd cluster was not looked at"))),
+        dcs: brought.dcs.clone().unwrap_or_else(|| Err(String::from("the etcd cluster was not observed"))),
         config: dynamic_config(spec, postgres).to_string(),
         synchronous: (postgres.synchronous.nodes > 0).then(|| postgres.synchronous.nodes.into()),
         users: user_fingerprints(postgres, ledger, brought),

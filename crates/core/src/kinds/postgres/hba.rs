@@ -364,7 +364,7 @@ fn lets_in(kind: &str, method: &str) -> Result<Option<Wrong>, Wrong> {
             wrong(message, "use `hostssl`")
         }
         (_, "password") => {
-            let message = "with `password` the client sends its password in clear text, to any server that answers";
+            let message = "with `password` the server receives the password itself: the client sends it, inside TLS, to any server that answers";
             remark(message, "use `scram-sha-256`, which PostgreSQL can check all passwords here with")
         }
         _ => Ok(None),
@@ -476,6 +476,6 @@ mod tests {
         }
         let remark = |rule| check(15, rule).unwrap().unwrap().message;
         assert!(remark("local all all trust").contains("no effect"));
-        assert!(remark("hostssl all all all password").contains("sends its password in clear text"));
+        assert!(remark("hostssl all all all password").contains("the server receives the password itself"));
     }
 }

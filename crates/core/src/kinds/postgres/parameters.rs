@@ -169,6 +169,9 @@ pub(super) fn number(text: &str, unit: &str) -> Option<f64> {
     }
     let end = (1..=text.len()).rev().filter(|end| text.is_char_boundary(*end));
     let (value, given) = end.filter_map(|end| Some((text[..end].parse::<f64>().ok()?, text[end..].trim()))).next()?;
+    if !value.is_finite() {
+        return None;
+    }
     if given.is_empty() {
         return Some(value);
     }
@@ -270,7 +273,16 @@ mod tests {
         close(number("200us", "ms"), 0.2);
         close(number("-1", "ms"), -1.0);
         close(number("1e3", ""), 1000.0);
-        for (text, unit) in [("5min", "kB"), ("5kb", "kB"), ("many", ""), ("", "s"), ("5s", ""), ("inf", "")] {
+        for (text, unit) in [
+            ("5min", "kB"),
+            ("5kb", "kB"),
+            ("many", ""),
+            ("", "s"),
+            ("5s", ""),
+            ("inf", ""),
+            ("+nan", ""),
+            ("1e400", "kB"),
+        ] {
             assert_eq!(number(text, unit), None, "{text} in {unit}");
         }
     }

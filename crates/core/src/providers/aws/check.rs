@@ -162,7 +162,7 @@ fn own_vpc(settings: &AwsSettings, cluster: &Cluster, found: &mut Findings) {
             (Some(part), Some(other)) => found.error(
                 at(&format!("zones[{n}]")),
                 format!("{zone} would have the same part of `vpc_cidr` as {other}, {part}"),
-                "use zones with different letters, or a VPC of yours",
+                "use zones with different letters, or an existing VPC",
             ),
             _ => {}
         }
@@ -175,7 +175,7 @@ fn own_vpc(settings: &AwsSettings, cluster: &Cluster, found: &mut Findings) {
         found.error(
             at("vpc_cidr"),
             format!(
-                "each zone gets an eighth of {range}, which has {} addresses besides the {KEPT} that AWS keeps; {machines} machines in \
+                "each zone gets an eighth of {range}, which has {} addresses besides the {KEPT} that AWS reserves; {machines} machines in \
                  {} can need {needed} in one",
                 layout.room(),
                 if zones == 1 { String::from("one zone") } else { format!("{zones} zones") },
@@ -200,7 +200,7 @@ fn no_letter(zone: &str, at: String, found: &mut Findings) {
     found.error(
         at,
         format!("{zone} does not end with one of the letters {} to {}", LETTERS[0], LETTERS[LETTERS.len() - 1]),
-        "the letter decides which part of `vpc_cidr` a zone has; use other zones, or a VPC of yours",
+        "the letter decides which part of `vpc_cidr` a zone has; use other zones, or an existing VPC",
     );
 }
 
@@ -425,7 +425,7 @@ fn dns(settings: &AwsSettings, cluster: &Cluster, found: &mut Findings) {
         found.error(
             at(""),
             "the names point to all members of an etcd cluster, but only one member of PostgreSQL accepts writes",
-            "remove it, and make records of yours for the machines of `postgres.haproxy`",
+            "remove it, and create your own records for the machines of `postgres.haproxy`",
         );
     }
     let zone = dns.zone();

@@ -156,7 +156,7 @@ fn member(settings: &OpenstackSettings, cluster: &Cluster, (entry, member): (&st
         found.error(
             within("address"),
             format!("a floating IP needs an IPv4 address, and {address} is an IPv6 address"),
-            "leave out `floating_network` and `floating_ip`, or give the member an address of IPv4",
+            "leave out `floating_network` and `floating_ip`, or give the member an IPv4 address",
         );
     }
     if member.address.is_none() && server.more_ports.iter().any(MorePort::is_exclusive) {
@@ -198,11 +198,11 @@ fn more_port(port: &MorePort, at: &dyn Fn(&str) -> String, found: &mut Findings)
         (None, None) => found.error(
             at("network"),
             "a further port needs a network",
-            "name the `network`, or a `port` of yours by id",
+            "name the `network`, or an existing `port` by id",
         ),
         (Some(_), Some(_)) => found.error(
             at("port"),
-            "a port of yours is on its network already",
+            "an existing port is already on its network",
             "leave out `network`, or leave out `port`, and quorate creates one",
         ),
         (_, Some(id)) if !is_id(id) => found.error(
@@ -214,7 +214,7 @@ fn more_port(port: &MorePort, at: &dyn Fn(&str) -> String, found: &mut Findings)
     }
     if port.port.is_some() && (port.subnet.is_some() || port.address.is_some()) {
         let field = if port.subnet.is_some() { "subnet" } else { "address" };
-        found.error(at(field), "a port of yours has its address already", format!("leave out `{field}`"));
+        found.error(at(field), "an existing port already has its address", format!("leave out `{field}`"));
     }
     if let Some(address) = port.address {
         self::address(address, at("address"), found);

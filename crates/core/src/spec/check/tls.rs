@@ -63,7 +63,7 @@ fn given_certificates(cluster: &Cluster, given: &GivenCertificates, found: &mut 
             None => "remove it, or add the member".to_owned(),
         };
         let path = cluster.at(&format!("tls.given.members.{name}"));
-        found.error(path, format!("a certificate is given for `{name}`, which is no member"), hint);
+        found.error(path, format!("a certificate is given for `{name}`, which is not a member"), hint);
     }
     if cluster.spec.etcd.client_auth.asks_for_certificates() && given.root.is_none() {
         found.error(

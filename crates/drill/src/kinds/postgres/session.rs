@@ -107,7 +107,7 @@ impl Session {
                     session.member = member.ok_or_else(|| format!("{} is no member", proxy.name))?.name.clone();
                     return Ok(session);
                 }
-                Ok(_) => last = format!("{} leads to a replica", proxy.name),
+                Ok(_) => last = format!("{} connects to a replica", proxy.name),
                 Err(why) => last = format!("{}: {why}", proxy.name),
             }
         }

@@ -314,7 +314,7 @@ async fn not_there() {
     // By id there is one, and AWS keeps the first addresses of it.
     let run = Run::begin(place.aws(&place.cluster_id, &usual), 1).await;
     for (address, expected) in
-        [("10.80.1.3", "it keeps the first four"), ("10.81.1.9", "there is no subnet with the address")]
+        [("10.80.1.3", "it reserves the first four"), ("10.81.1.9", "there is no subnet with the address")]
     {
         let said = run.create("etcd-1", 1, address.parse().ok(), Data::Goes).await.expect_err("it is refused");
         assert!(said.contains(expected), "{said}");

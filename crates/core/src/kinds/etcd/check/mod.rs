@@ -124,7 +124,8 @@ fn release(cluster: &Cluster, found: &mut Findings) {
 fn unknown_release(cluster: &Cluster, found: &mut Findings) {
     let version = cluster.spec.etcd.version;
     let Some(newest) = versions::newest_before(version) else { return };
-    let what = format!("etcd {version} is not known to this quorate; the newest {} is {newest}", version.line());
+    let what =
+        format!("etcd {version} is not known to this quorate; the newest {} it knows is {newest}", version.line());
     match cluster.spec.etcd.binary {
         Some(Binary::Path(_) | Binary::Archive { .. } | Binary::Package(_)) => {
             found.warning(cluster.at("etcd.version"), what, "its flags and defects are not checked");

@@ -214,7 +214,7 @@ fn clone(
     stamp: Stamp,
 ) {
     let Some(primary) = safety::primary(view) else {
-        return decision.wait(WaitingFor::Primary { why: format!("{member} has no data and is to be cloned") });
+        return decision.wait(WaitingFor::Primary { why: format!("{member} has no data and must clone it") });
     };
     let why = match view.desired.belongs(member) && found.last_started.is_some() {
         true => format!("its data is lost; {primary} is the primary and has all of it"),

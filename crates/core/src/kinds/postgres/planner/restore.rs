@@ -140,7 +140,7 @@ pub(super) fn put(
                 (None, Some(upgrade)) => format!("all members restart with PostgreSQL {}", upgrade.to),
                 (restore, _) => {
                     let source = restore.as_ref().map_or("it", |restore| &restore.source);
-                    format!("all members begin again with {source}")
+                    format!("all members restart with {source}")
                 }
             };
             let action = Action::PutRestored { member: first.clone(), was: was.clone(), stamp };

@@ -73,7 +73,8 @@ fn all_well(view: &View<'_>, decision: &mut Decision) -> bool {
     }
     let leaving = view.desired.all_joined().any(|member| !view.desired.members.contains_key(member));
     if leaving {
-        decision.wait(WaitingFor::Primary { why: String::from("members that leave must be gone before an upgrade") });
+        decision
+            .wait(WaitingFor::Primary { why: String::from("members that leave must be removed before an upgrade") });
     }
     unwell.is_empty() && !leaving
 }
