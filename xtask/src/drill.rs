@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn what_clients_never_may_see_gets_no_second_chance() {
+    fn lost_writes_and_too_many_failures_get_no_second_chance() {
         let cell = named(&cells::all(), "settings x calm").unwrap();
         let mut total = Total::default();
         total.add(&cell, &verdict(Some("it was slow"), false));

@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn what_passes_alone_is_counted_and_what_fails_again_is_not() {
+    fn tests_that_pass_alone_count_as_passed_and_repeated_failures_do_not() {
         let again = |succeeded: bool| {
             let output = String::from("test result: ok. 1 passed; 0 failed;");
             vec![Done::read(failing("quorate", 1).job.alone("0"), Duration::ZERO, succeeded, output)]

@@ -455,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_complete_when_the_watch_broke_comes_again() {
+    fn an_incomplete_revision_is_recorded_again_after_the_watch_breaks() {
         let mut recorder = recorder();
         recorder.take(says(vec![put(11, 0)], true), at(0)).unwrap();
         recorder.reconnected();

@@ -435,7 +435,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_killed_process_left_is_swept_away_and_what_is_in_use_stays() {
+    fn leftovers_of_a_killed_process_are_removed_and_directories_in_use_stay() {
         let scratch = tempfile::tempdir().unwrap();
         let left = |name: &str| scratch.path().join(format!("{PREFIX}{name}"));
         // Killed before it had a lock, and after.

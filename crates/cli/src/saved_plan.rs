@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_plan_or_of_a_later_quorate_is_refused() {
+    fn damaged_plans_and_plans_of_a_later_format_are_refused() {
         let (directory, reviewed) = reviewed(cluster(None, &[]));
         let text = fs::read_to_string(reviewed.path()).unwrap();
         let path = directory.path().join("other");

@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_short_stays_and_the_rest_is_cut_between_characters() {
+    fn short_text_stays_and_long_text_is_cut_between_characters() {
         assert_eq!(cut("abc", 3), "abc");
         assert_eq!(cut("abcd", 3), "abc … (cut: 4 bytes)");
         assert_eq!(cut("aäöü", 4), "aä … (cut: 7 bytes)");

@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_no_message_is_refused() {
+    async fn truncated_compressed_and_huge_messages_are_refused() {
         let whole = framed(&request()).to_vec();
         for length in 1..whole.len() {
             assert!(read(whole[..length].to_vec()).await.is_err(), "{length} bytes");

@@ -315,7 +315,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_fault_left_is_removed_with_its_harm() {
+    fn files_left_by_a_fault_are_removed_when_its_harm_is_dropped() {
         let directory = tempfile::tempdir().unwrap();
         let (file, tree) = (directory.path().join("filler"), directory.path().join("old"));
         fs::write(&file, "x").unwrap();

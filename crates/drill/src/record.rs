@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_again() {
+    fn written_records_read_back() {
         let records = [of_etcd(), of_postgres(), of_etcd()];
         let mut text = Vec::new();
         records.iter().for_each(|record| record.write(&mut text).unwrap());

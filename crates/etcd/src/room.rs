@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_long_or_has_no_room_is_refused_before_it_comes() {
+    fn messages_that_are_too_long_or_have_no_room_are_refused_before_they_arrive() {
         let room = Room::new(256 << 10);
         let messages = || Messages::new(Bounds { longest: 200 << 10, room: Some(room.clone()) });
         let begin = |length: usize| message(length)[..HEAD].to_vec();

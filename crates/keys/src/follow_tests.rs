@@ -93,7 +93,7 @@ fn one_removal_is_reported_whatever_it_includes() {
 }
 
 #[test]
-fn what_was_deleted_without_a_log_must_be_explained() {
+fn deletions_without_a_log_must_be_explained() {
     assert_eq!(signs(&waits("/a", true), &[deleted("/a/b")]), ["? /a/b"]);
     assert_eq!(signs(&waits("/a/b/c", false), &[deleted("/a")]), ["? /a"]);
     let orphan = [put("/a", Some(Action::Create)), deleted("/a/b")];
@@ -101,7 +101,7 @@ fn what_was_deleted_without_a_log_must_be_explained() {
 }
 
 #[test]
-fn what_etcd_holds_explains_how_a_node_vanished() {
+fn stored_nodes_and_logs_explain_how_a_node_vanished() {
     let node = |lease| Some(Node { lease, ..Node::read(pair(Vec::new(), Head::default().encode(b"v"), 4)) });
     let lineage = |before: &[Option<Node>], after: &[Option<Node>]| Lineage {
         before: before.to_vec(),

@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn what_go_refuses_is_refused_with_its_text() {
+    fn input_that_go_refuses_is_refused_with_the_same_error_text() {
         let cause = |text: &[u8]| Form::default().add(text).unwrap_err();
         assert_eq!(cause(b"value=%zz"), r#"invalid URL escape "%zz""#);
         assert_eq!(cause(b"value=%1"), r#"invalid URL escape "%1""#);

@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_listing_is_named() {
+    fn a_document_that_is_not_a_listing_is_named() {
         let error = read(&[Bytes::from(LISTING), Bytes::from("{\"errorCode\":100}")]).unwrap_err().to_string();
         assert!(error.starts_with("document 2 is not an answer of /v2/keys"), "{error}");
     }

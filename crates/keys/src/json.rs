@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_can_be_read() {
+    fn objects_arrays_and_values_are_written_as_json() {
         let mut json = Json::default();
         json.object(|json| {
             json.field("a").number(1);

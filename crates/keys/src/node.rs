@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_have_put_there_is_a_file() {
+    fn foreign_values_are_read_as_files() {
         for stranger in ["", "plain", "{}\n", "{\"v2\":2}\nx", "{\"v2\":1}", "\n"] {
             let node = Node::read(pair(stranger.into()));
             assert_eq!((node.value.as_slice(), node.is_dir(), node.created()), (stranger.as_bytes(), false, 9));

@@ -53,7 +53,7 @@ fn missing_directories_are_created_on_the_way() {
 }
 
 #[test]
-fn what_an_expired_directory_left_is_neither_seen_nor_kept() {
+fn leftovers_of_an_expired_directory_are_neither_visible_nor_kept() {
     let orphans = state(vec![None, node(true, 5)], node(false, 6));
     let set = plan(&layout(), &write(Kind::Set, "/a/b/c"), &orphans).unwrap();
     assert!(set.happening(21).previous.is_none());

@@ -20,7 +20,7 @@ fn kind(method: &str, query: &str) -> Kind {
 }
 
 #[test]
-fn what_is_written_depends_on_method_and_conditions() {
+fn the_kind_of_write_depends_on_method_and_conditions() {
     let expected = |value: &str, index| Expected { value: value.into(), index };
     assert_eq!(kind("PUT", "value=x"), Kind::Set);
     assert_eq!(kind("PUT", "prevExist=false&prevIndex=3"), Kind::Create);

@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_answered_is_counted() {
+    fn answered_calls_are_counted() {
         let counts = Counts::default();
         let get = Call::Get { path: crate::path::Path::root(), recursive: false };
         counts.add(&get, true);

@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_has_no_directory_is_found() {
+    fn missing_directories_are_found() {
         let layout = Layout::new("/v2");
         let path = |text: &str| Path::parse(text.as_bytes());
         let nodes = ["/a", "/a/b", "/x/y", "/x/y/z", "/a/c/d"].map(|text| layout.node(&path(text)));

@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_wrapped_comes_out_again_at_every_length_of_length() {
+    fn wrapped_content_unwraps_at_every_size_of_the_length_field() {
         for size in [0, 1, 127, 128, 255, 256, 65535, 65536] {
             let text = wrap(OCTET_STRING, &[&vec![7; size]]);
             assert_eq!(content(&text).unwrap().len(), size);

@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_reads_back() {
+    fn written_files_read_back() {
         let long: Vec<u8> = (0..5_000_000_u32).map(|n| (n * 7 % 251) as u8).collect();
         let files: [(&str, &[u8]); 5] = [
             ("seed.json", b"{}"),

@@ -262,7 +262,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_absent() {
+    fn an_empty_cloud_lists_nothing_and_answers_404() {
         let mut cloud = cloud();
         assert_eq!(
             cloud.answer("GET", "/volume/v3/bench/volumes/detail", &Value::Null),

@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused_is_not_carried_out() {
+    fn refused_calls_are_not_carried_out() {
         let server = Server::start().unwrap();
         server.set(Conditions { refuses: Some(503), ..Conditions::default() });
         assert!(ask(&server, LIST).starts_with("HTTP/1.1 503"));

@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_ours_is_the_rest() {
+    fn our_time_is_the_total_less_instances_and_etcd() {
         let rounds = outcome(vec![round(8.0, 3, 1), round(20.0, 9, 1), round(1.0, 1, 1)]);
         let ours: Vec<u64> = rounds.rounds.iter().map(|round| round.ours().as_secs()).collect();
         assert_eq!(ours, [4, 10, 0]);

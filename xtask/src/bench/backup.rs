@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_a_whole_backup_is_refused() {
+    fn implausible_backup_sizes_are_refused() {
         let size: Size = "128MiB".parse().unwrap();
         let whole = || Outcome { snapshot: 130 << 20, stored: 66 << 20, stored_by_hand: 66 << 20, ..outcome(1, 1) };
         assert!(check(&whole(), size).is_ok());

@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_seen_is_counted() {
+    fn known_member_addresses_are_counted() {
         let status =
             r#"[{"members": [{"address": "127.77.0.2"}, {"address": null}]}, {"members": [{"address": "a"}]}]"#;
         assert_eq!((addresses(status), addresses("")), (2, 0));

@@ -28,8 +28,8 @@ const LONG: [&str; 10] = [
     "groups_",
     "rules_and_interfaces",
     "images_are_found",
-    "what_an_instance_is_made_of",
-    "what_aws_does_not_have",
+    "instances_match_the_spec",
+    "missing_aws_resources",
     "an_instance_that_aws_stopped",
 ];
 

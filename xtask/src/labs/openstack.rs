@@ -42,10 +42,10 @@ const IMAGE: &str = "machine.qcow2";
 const CORE: [&str; 6] = [
     "openstack::a_machine_is_made_found_and_removed",
     "openstack::a_machine_is_switched_off_and_on",
+    "openstack::a_machine_that_does_not_fit_is_refused_and_leaves_nothing",
     "openstack::an_address_that_is_taken_is_refused",
     "openstack::an_image_is_uploaded_once",
     "openstack::data_stays_when_it_is_to_stay_and_goes_when_not",
-    "openstack::what_does_not_fit_is_refused_and_leaves_nothing",
 ];
 
 #[derive(Clone, Default, clap::Args)]

@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fits_the_rules_is_no_finding() {
+    fn compliant_dependencies_cause_no_findings() {
         assert_eq!(found(&[("fine", "1.0.0", "(MIT OR GPL-3.0) AND ISC", json!(INDEX))]), [] as [&str; 0]);
         assert_eq!(found(&[("ours", "0.1.0", "", Value::Null)]), [] as [&str; 0]);
     }

@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_gives_way_counts_as_spare() {
+    fn nice_idle_and_iowait_time_counts_as_spare() {
         let before = read_used("cpu  100 50 20 300 10 0 0 0 0 0\ncpu0 1 2 3\n").unwrap();
         assert_eq!(before, Used { all: 480, spare: 360 });
         let after = read_used("cpu  140 90 20 310 20 0 0 0 0 0\n").unwrap();

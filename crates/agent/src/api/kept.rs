@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_newer_controller_adds_is_kept_and_not_shown() {
+    fn fields_added_by_a_newer_controller_are_kept_and_not_shown() {
         let etcd = r#"{"version":"3.6.16","binary":"debian_package","flags":{},"cgroup":"fast"}"#;
         let service = format!(r#"{{"name":"etcd","user":"etcd","runs":{{"etcd":{etcd}}},"inputs":[]}}"#);
         let text = format!(r#"{{"files":[],"services":[{service}],"postgres":{{"password":"hidden"}}}}"#);

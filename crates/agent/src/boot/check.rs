@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_be_taken_for_another_line_of_a_file_is_refused() {
+    fn boot_values_that_could_inject_into_files_are_refused() {
         assert_eq!(message(|_| {}), "fine");
         let said = message(|machine| machine.hostname = String::from("etcd-1\n10.0.0.1 bank"));
         assert!(said.starts_with("machine.json: hostname: expected 1 to 64 lower case letters"), "{said}");
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused() {
+    fn impossible_boot_values_are_refused() {
         let said = message(|machine| machine.interfaces.clear());
         assert!(said.contains("at least one interface"), "{said}");
         let said = message(|machine| machine.interfaces.push(machine.interfaces[0].clone()));

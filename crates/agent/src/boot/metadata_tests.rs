@@ -84,7 +84,7 @@ fn user_data_is_read_with_a_token_that_does_not_last() {
 }
 
 #[test]
-fn what_the_provider_writes_is_what_the_agent_reads() {
+fn user_data_written_by_the_provider_is_read_by_the_agent() {
     let (seed, machine) = (read(&with_data(&data("etcd-1")).0, SOON), data("etcd-1"));
     let Told { seed, machine, .. } = seed.unwrap_or_else(|error| panic!("{error}: {machine}"));
     let again = read(&with_data(&user_data(&seed, &machine)).0, SOON).unwrap_or_else(|error| panic!("{error}"));

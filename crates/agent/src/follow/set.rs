@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn what_differs_in_name_or_content_has_another_digest() {
+    fn sets_that_differ_in_name_or_content_have_different_digests() {
         let digest = |pairs: Vec<KeyValue>| Set::of("", pairs).unwrap().digest();
         let one = digest(vec![pair("index.conf", "#a"), pair("c", "d")]);
         assert_eq!(one, digest(vec![pair("c", "d"), pair("index.conf", "#a")]));

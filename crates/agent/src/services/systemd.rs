@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_service_sets_for_itself_is_read_last() {
+    fn settings_of_a_service_come_last_in_its_unit() {
         let profile = Profile { settings: "RemoveIPC=no\n", ..etcd::profile(&layout()) };
         let unit = unit(&launch(), &profile, &layout()).unwrap();
         let last = unit.lines().rfind(|line| line.starts_with("RemoveIPC="));

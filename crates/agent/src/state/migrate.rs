@@ -42,7 +42,7 @@ mod tests {
     const WRITTEN: &str = include_str!("protocol-2.json");
 
     #[test]
-    fn what_an_agent_of_protocol_2_wrote_is_read_in_full() {
+    fn state_of_a_protocol_2_agent_is_read_in_full() {
         let written: Value = serde_json::from_str(WRITTEN).unwrap();
         let state: State = serde_json::from_value(to_present(written.clone(), 2)).unwrap();
         assert!(state.etcd.wanted_running && state.services.is_empty());
@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn what_this_program_wrote_stays_as_it_is() {
+    fn state_of_protocol_3_is_not_migrated() {
         let written = json!({ "protocol": 3, "etcd": { "wanted_running": true }, "peers": "of another time" });
         assert_eq!(to_present(written.clone(), 3), written);
     }

@@ -93,7 +93,7 @@ fn ago(days: i64) -> Timestamp {
 }
 
 #[tokio::test]
-async fn what_is_forged_is_neither_newest_nor_verified_nor_kept() {
+async fn forged_backups_are_never_newest_verified_or_kept() {
     let (shelf, other) = (Shelf::new(), SigningKey::generate());
     let genuine = shelf.put(ago(9), b"x", 1, Some(&signing())).await;
     // As many as `keep` keeps, of the future, of yesterday, by another key, by none.
@@ -248,7 +248,7 @@ async fn one_large_object_stops_nothing_else() {
 }
 
 #[tokio::test]
-async fn what_is_known_of_one_backup_is_not_signed_into_another() {
+async fn verifications_of_one_backup_are_not_signed_into_another() {
     let (shelf, names) = (Shelf::new(), Names::new(CLUSTER));
     let verified = shelf.put(ago(2), b"good", 1, Some(&signing())).await;
     let other = shelf.put(ago(1), b"bad", 1, Some(&signing())).await;

@@ -190,7 +190,7 @@ async fn recipients_change_without_writing_the_data_again() {
 }
 
 #[tokio::test]
-async fn what_is_not_kept_is_deleted_and_a_killed_prune_is_completed_by_the_next() {
+async fn backups_not_kept_are_deleted_and_a_killed_prune_is_completed_by_the_next() {
     let (room, living) = (Room::new(VERSION), Living::start(VERSION).await);
     let mut ids = Vec::new();
     for days in [9, 8, 7] {
@@ -333,7 +333,7 @@ async fn a_manifest_contains_no_key_names() {
 
 /// A backup is read from one member, which may be damaged or lie. Its own word proves nothing.
 #[tokio::test]
-async fn what_other_members_do_not_hold_is_not_good() {
+async fn a_backup_that_other_members_contradict_fails_verification() {
     let (room, honest, mut liar) = (Room::new(VERSION), Living::start(VERSION).await, Living::start(VERSION).await);
     liar.name = String::from("etcd-3");
     honest.fill(5).await;

@@ -119,7 +119,7 @@ async fn taken_by_hand() -> (Shelf, BackupId, BackupId) {
 }
 
 #[tokio::test]
-async fn what_leads_furthest_is_restored_though_another_is_later() {
+async fn the_backup_that_reaches_furthest_is_restored_even_if_another_is_later() {
     let (shelf, first, second) = taken_by_hand().await;
     let choice = shelf.choose(Wish::Newest).await.unwrap();
     leads(&choice, &first, 40);
@@ -133,7 +133,7 @@ async fn what_leads_furthest_is_restored_though_another_is_later() {
 }
 
 #[tokio::test]
-async fn what_leads_furthest_is_not_pruned_though_another_is_later() {
+async fn the_backup_that_reaches_furthest_is_not_pruned_even_if_another_is_later() {
     let (shelf, first, second) = taken_by_hand().await;
     let keep = Keep { last: 1, ..Keep::NONE };
     let plan = prune::plan(&shelf.catalog().await, &keep, at(1000));

@@ -125,7 +125,7 @@ fn assert_both(refusals: &(String, String), words: &[&str]) {
 }
 
 #[tokio::test]
-async fn what_is_whole_is_restored_so_that_the_others_can_fail() {
+async fn an_undamaged_backup_is_restored() {
     let story = Story::new().await;
     assert_eq!(story.restore().await, Ok(30));
 }

@@ -162,7 +162,7 @@ async fn keys_of_short_leases_stay_through_replay_and_no_revision_is_added() {
 }
 
 #[tokio::test]
-async fn what_was_compacted_before_it_was_recorded_asks_for_a_full_backup() {
+async fn changes_compacted_before_recording_require_a_full_backup() {
     let (room, living) = (Room::new(VERSION), Living::start(VERSION).await);
     living.fill(5).await;
     room.create(&living, &Default::default()).await;

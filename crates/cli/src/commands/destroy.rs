@@ -48,7 +48,7 @@ pub async fn run(context: &Context, options: cli::Destroy) -> Result<Exit, Error
 async fn destroy(context: &Context, name: &str, options: &cli::Destroy) -> Result<Option<Exit>, Error> {
     let Some(ledger) = load::remembered(&context.home, name)? else { return remove_rest(context, name) };
     let brought = BroughtFiles::default();
-    let shown = what_goes(&status(&context.home, &ledger, &brought).await?);
+    let shown = deletion_summary(&status(&context.home, &ledger, &brought).await?);
     output::talk(&shown);
     let destroy = Destroy::prepare(&context.home, &ledger, shown, options.without_backup).await?;
     if !destroy.plan.end.blocked.is_empty() {
@@ -64,12 +64,12 @@ async fn destroy(context: &Context, name: &str, options: &cli::Destroy) -> Resul
     }
     leave_etcd(context, &ledger.spec).await?;
     let exit = remove_rest(context, name)?;
-    output::talk(&what_stays(&ledger));
+    output::talk(&kept_backups(&ledger));
     Ok(exit)
 }
 
 /// The key that signs backups was only in the ledger, and a restore needs its public half.
-fn what_stays(ledger: &Ledger) -> String {
+fn kept_backups(ledger: &Ledger) -> String {
     let named = ledger.spec.backup.as_ref().and_then(|backup| backup.signed_by.as_ref());
     match &ledger.backup_signing {
         Some(signing) if named.is_none() => format!(
@@ -98,7 +98,7 @@ async fn leave_etcd(context: &Context, spec: &ClusterSpec) -> Result<(), Error> 
     Ok(())
 }
 
-fn what_goes(status: &Status) -> String {
+fn deletion_summary(status: &Status) -> String {
     let mut rows = vec![["MEMBER", "ADDRESS", "DATA"].map(String::from).to_vec()];
     for member in &status.members {
         let address = member.address.clone().unwrap_or_else(|| String::from("-"));

@@ -43,7 +43,7 @@ pub fn export(context: &Context, options: cli::LedgerExport) -> Result<Exit, Err
         Some(path) => {
             let file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path);
             file.and_then(|mut f| f.write_all(&sealed)).map_err(Error::file("written", path))?;
-            output::talk(&super::backup::who_signs(&ledger));
+            output::talk(&super::backup::signer_note(&ledger));
             output::talk(&format!(
                 "the ledger of {}, version {}, is in {}\n",
                 options.name,
@@ -106,7 +106,7 @@ async fn beside_backup(
     let catalog = catalog_of(&store, spec.name.as_str(), None, &trust).await?;
     let found = ledger_beside(&store, &catalog, Some(identity)).await?;
     if let Some(found) = &found {
-        output::talk(&format!("{}{}", what_is_taken_over(&found.ledger), who_made_it(&trust)));
+        output::talk(&format!("{}{}", ledger_identity(&found.ledger), signature_note(&trust)));
     }
     found.ok_or_else(|| {
         let what = format!("no backup of {} in {} has a ledger next to it", spec.name, store.place());
@@ -114,7 +114,7 @@ async fn beside_backup(
     })
 }
 
-pub fn who_made_it(trust: &Trust) -> String {
+pub fn signature_note(trust: &Trust) -> String {
     match (&trust.signer, trust.unsigned) {
         (Some(signer), false) => format!("  checked: it is signed by {signer}\n"),
         (Some(signer), true) => {
@@ -130,7 +130,7 @@ const NOT_CHECKED: &str = "\
 ";
 
 /// What distinguishes this cluster from any other.
-pub fn what_is_taken_over(ledger: &Ledger) -> String {
+pub fn ledger_identity(ledger: &Ledger) -> String {
     let fingerprint = |record: &Option<AuthorityRecord>| {
         let found = record.as_ref().and_then(fingerprint_of);
         found.map_or_else(|| String::from("none"), |found| format!("SHA-256 {found}"))

@@ -203,7 +203,7 @@ async fn run_loop(
     }
     let outcome = outcome?;
     if !had_key {
-        output::talk(&backup::who_signs(&outcome.ledger));
+        output::talk(&backup::signer_note(&outcome.ledger));
     }
     Ok(outcome)
 }

@@ -16,7 +16,7 @@ use quorate_core::spec::{ClusterSpec, Kind};
 use quorate_core::text::plural;
 
 use super::backup::{id, identities, identity};
-use super::ledger::what_is_taken_over;
+use super::ledger::ledger_identity;
 use super::{Context, agree_by_name, conclude, refused, run_loop};
 use crate::cli;
 use crate::error::Error;
@@ -77,7 +77,7 @@ async fn run_prepared(
     options: &cli::Restore,
 ) -> Result<Exit, Error> {
     let name = cluster.spec.name.as_str();
-    let mut shown = what_happens(&cluster.spec, restore);
+    let mut shown = restore_summary(&cluster.spec, restore);
     shown.push_str(&of_users(context, restore.known.as_ref()));
     let request = restore.request(shown.clone(), options.now);
     let plan = request.plan(&context.home, cluster).await?;
@@ -131,7 +131,7 @@ fn wanted(what: &cli::RestoreWhat) -> Result<Wanted, Error> {
 }
 
 /// What the operator confirms.
-fn what_happens(spec: &ClusterSpec, restore: &Restore) -> String {
+fn restore_summary(spec: &ClusterSpec, restore: &Restore) -> String {
     let Restore { ready, known, imported, seen, highest, .. } = restore;
     let (name, prepared) = (&spec.name, &ready.prepared);
     let mut text = format!("restoring cluster {name} from {}\n", prepared.source);
@@ -162,14 +162,14 @@ fn what_happens(spec: &ClusterSpec, restore: &Restore) -> String {
             text,
             "  no local state for {name}: its ledger (version {version}) will be restored from the backup"
         );
-        text.push_str(&what_is_taken_over(&exported.ledger));
+        text.push_str(&ledger_identity(&exported.ledger));
         if seen.as_ref().is_some_and(|seen| seen.agents.keys().any(|member| seen.facts(member).is_some())) {
             text.push_str(ITS_MACHINES_LIVE);
         }
     } else if known.is_none() {
         let _ = writeln!(text, "  no local state for {name} and no ledger to restore: it gets new CAs and keys");
     }
-    let _ = writeln!(text, "what is lost:\n{}", what_is_lost(ready, *highest));
+    let _ = writeln!(text, "what is lost:\n{}", losses(ready, *highest));
     text.push_str(WHAT_ELSE);
     text
 }
@@ -191,7 +191,7 @@ pub fn names_of_users(context: &Context, etcd: Option<&Ledger>) -> Option<String
     (!users.is_empty()).then(|| users.join(", "))
 }
 
-fn what_is_lost(ready: &Ready, highest: u64) -> String {
+fn losses(ready: &Ready, highest: u64) -> String {
     let revision = u64::try_from(ready.prepared.revision).unwrap_or(0);
     let when = ready.choice.as_ref().map(|choice| {
         let last = choice.segments.last().map(|last| last.last_at);

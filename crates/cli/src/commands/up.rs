@@ -25,7 +25,7 @@ const MANY: u16 = 9;
 pub async fn run(context: &Context, options: cli::Up) -> Result<Exit, Error> {
     let known = load::remembered(&context.home, &options.name)?;
     context.refuse_if_being_destroyed(known.as_ref())?;
-    if what_runs(known.as_ref(), &options)? == cli::Runs::Postgres {
+    if kind_to_run(known.as_ref(), &options)? == cli::Runs::Postgres {
         return postgres::run(context, &options, known).await;
     }
     let Cluster { spec, brought } = match known {
@@ -44,7 +44,7 @@ pub async fn run(context: &Context, options: cli::Up) -> Result<Exit, Error> {
 }
 
 /// A cluster that exists runs what it runs.
-fn what_runs(known: Option<&Ledger>, options: &cli::Up) -> Result<cli::Runs, Error> {
+fn kind_to_run(known: Option<&Ledger>, options: &cli::Up) -> Result<cli::Runs, Error> {
     let asked = options.kind;
     let (runs, called) = match known.map(|ledger| ledger.spec.kind) {
         None => return Ok(asked.unwrap_or(cli::Runs::Etcd)),
@@ -167,7 +167,7 @@ mod tests {
             Ledger::new(String::from("c"), ClusterSpec { name: "demo".parse().unwrap(), ..spec })
         };
         let (etcd, postgres) = (known(Kind::Etcd), known(Kind::Postgres));
-        let runs = |known: Option<&Ledger>, kind| what_runs(known, &cli::Up { kind, ..options(None) });
+        let runs = |known: Option<&Ledger>, kind| kind_to_run(known, &cli::Up { kind, ..options(None) });
         assert_eq!(runs(None, None).unwrap(), cli::Runs::Etcd);
         assert_eq!(runs(None, Some(cli::Runs::Postgres)).unwrap(), cli::Runs::Postgres);
         assert_eq!(runs(Some(&postgres), None).unwrap(), cli::Runs::Postgres);

@@ -375,7 +375,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_prune_keeps_and_deletes_fits_80_columns() {
+    fn pruning_output_fits_80_columns() {
         let id = |text: &str| -> BackupId { serde_json::from_value(text.into()).unwrap() };
         let kept = id("20261115T092222Z-95f4be6e");
         let because = ["newest", "newest_verified", "furthest", "last", "hourly", "daily"].to_vec();

@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn what_interrupts_all_members_first_is_a_group_of_its_own() {
+    fn stops_of_all_members_before_any_start_form_a_separate_group() {
         let stop = |member: &str| Action::StopEtcd { member: member.into() };
         let begin = |member: &str| Action::StartEtcd { member: member.into(), bootstrap: None };
         let plan = plan(vec![(stop("a"), "old"), (stop("b"), "old"), (begin("a"), "new"), (begin("b"), "new")]);

@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_already_wraps_below_its_first_word() {
+    fn preformatted_text_wraps_with_a_hanging_indent() {
         let page = Page::written("error: the machine of etcd-1 does not answer, so nothing is done\n  hint: wait\n");
         let text = page.render(at(42));
         assert_eq!(text, "error: the machine of etcd-1 does not\n  answer, so nothing is done\n  hint: wait\n");

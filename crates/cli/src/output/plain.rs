@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_terminal_would_obey_is_shown_instead() {
+    fn terminal_control_characters_are_shown_escaped() {
         assert_eq!(text("etcd: grüße\tok\n"), "etcd: grüße\tok\n");
         assert_eq!(text("a\u{1b}[2Jb\rc\u{9b}d\u{7f}"), r"a\u{1b}[2Jb\u{d}c\u{9b}d\u{7f}");
         assert_eq!(text("txt.\u{202e}fdp"), r"txt.\u{202e}fdp");

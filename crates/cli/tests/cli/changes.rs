@@ -183,7 +183,7 @@ fn versions_go_up_one_minor_at_a_time_and_down_by_etcds_own_procedure() {
 }
 
 #[test]
-fn what_3_5_wrote_to_the_logs_is_behind_a_snapshot_before_3_7_starts() {
+fn logs_written_by_etcd_3_5_are_covered_by_a_snapshot_before_3_7_starts() {
     let (Some(v36), Some(v37)) = (newest_of("3.6"), newest_of("3.7")) else {
         panic!("etcd 3.6 and 3.7 are missing here: run `cargo xtask etcd`");
     };

@@ -207,7 +207,7 @@ fn state(pid: u32) -> Option<char> {
 }
 
 #[test]
-fn what_cannot_be_rehearsed_is_refused_before_anything_is_disturbed() {
+fn impossible_drills_are_refused_before_anything_is_disturbed() {
     let trio = Trio::up(Login::Certificate);
     let before = trio.pids();
     let refused = |arguments: &[&str], words: &str| {

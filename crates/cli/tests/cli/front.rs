@@ -558,7 +558,7 @@ fn curl_lines_written_for_v2_work_on_an_etcd_without_it() {
 }
 
 #[test]
-fn what_cannot_work_is_reported_at_the_start() {
+fn misconfigured_fronts_are_reported_at_startup() {
     let version = newest();
     let sandbox = Sandbox::new(&version);
     let run = sandbox.quorate(&["front", "nobody", "--listen", &format!("{}:{PORT}", address(1))]).fails();

@@ -88,7 +88,7 @@ impl Wrong {
 
 #[test]
 #[ignore = "needs the libvirt of `cargo xtask lab libvirt`"]
-fn what_libvirt_does_not_have_is_named_with_what_it_has() {
+fn missing_libvirt_resources_are_named_with_the_available_ones() {
     Wrong { pool: "nowhere", ..Wrong::new() }.is_told("libvirt has no storage pool `nowhere`; it has quorate-lab");
     let interface = |to: &str| format!("{to}, address: 10.77.201.1, prefix: 16");
     Wrong { interface: interface("network: nowhere"), ..Wrong::new() }

@@ -3,6 +3,7 @@
 
 mod backups;
 mod bootstrap;
+mod diverged;
 mod minor;
 mod older_etcd;
 mod older_patroni;

@@ -115,7 +115,7 @@ fn settings_of_etcd() {
 }
 
 #[test]
-fn what_is_only_warned_about() {
+fn risky_settings_cause_warnings_only() {
     let sandbox = Sandbox::new(OLDEST);
     let warned = |rest: &str, words: &[&str]| warned(&sandbox, &after_name(rest), words);
     warned(

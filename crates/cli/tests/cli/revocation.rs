@@ -144,7 +144,7 @@ fn the_certificate_of_a_user_who_is_gone_is_refused_and_stays_so() {
 }
 
 #[test]
-fn what_was_stolen_from_a_machine_is_refused_once_the_machine_is_replaced() {
+fn stolen_etcd_certificates_are_refused_after_the_machine_is_replaced() {
     for version in versions() {
         let sandbox = Sandbox::new(&version);
         apply(&sandbox, &version, NOBODY);

@@ -12,7 +12,7 @@ fn is_harmless(text: &str) -> bool {
 }
 
 #[test]
-fn what_a_machine_logs_cannot_steer_a_terminal() {
+fn escape_sequences_in_machine_logs_cannot_control_the_terminal() {
     let version = newest();
     let sandbox = Sandbox::new(&version);
     sandbox.file("c.yaml", &spec(1, &version, "", ""));
@@ -28,7 +28,7 @@ fn what_a_machine_logs_cannot_steer_a_terminal() {
 }
 
 #[test]
-fn what_a_spec_says_cannot_steer_a_terminal() {
+fn escape_sequences_in_a_spec_cannot_control_the_terminal() {
     let sandbox = Sandbox::new(&newest());
     let tricky = TRICKS.replace('\u{1b}', r"\e").replace('\u{7}', r"\a");
     sandbox

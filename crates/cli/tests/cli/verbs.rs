@@ -44,7 +44,7 @@ fn status_reports_degraded_and_down_by_exit_code() {
 }
 
 #[test]
-fn what_scripts_read_keeps_its_shape() {
+fn json_output_keeps_its_shape() {
     let sandbox = Sandbox::new(&newest());
     sandbox.file("c.yaml", &spec(1, &newest(), "", ""));
     let keys = |value: &Value| value.as_object().expect("an object").keys().cloned().collect::<BTreeSet<_>>();
@@ -84,7 +84,7 @@ fn what_scripts_read_keeps_its_shape() {
 }
 
 #[test]
-fn what_scripts_read_of_backups_keeps_its_shape() {
+fn json_output_of_backups_keeps_its_shape() {
     let sandbox = Sandbox::new(&newest());
     sandbox.file("c.yaml", &spec(1, &newest(), "", "backup: {to: {directory: store}}"));
     sandbox.quorate(&["apply", "c.yaml", "--yes"]).ok();

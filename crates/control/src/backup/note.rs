@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_recorded_on_top_makes_a_full_backup_no_younger() {
+    fn recorded_changes_do_not_make_a_full_backup_younger() {
         let recorded = noted("20261114T050000Z-0123abcd", "2026-11-14T11:59:58Z", true);
         let told =
             problems(Some(BackupRecord { verified: Some(recorded.clone()), newest: recorded, forged: Vec::new() }));

@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_out_is_masked_also_where_a_package_enabled_it() {
+    fn omitted_units_are_masked_even_if_a_package_enabled_them() {
         let root = tempfile::tempdir().unwrap();
         put(root.path(), "etc/systemd/system/systemd-pstore.service", b"[Unit]\n", 0o644).unwrap();
         make(root.path()).unwrap();

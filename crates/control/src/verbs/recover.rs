@@ -49,7 +49,7 @@ impl Recover {
         shown: String,
         now: bool,
     ) -> Result<Self, ControlError> {
-        let recovery = RecoveryRequest { consent: consent(shown), of: requests::what_is_left(ledger, seen) };
+        let recovery = RecoveryRequest { consent: consent(shown), of: requests::lost_majority(ledger, seen) };
         let has_machine = |from: &MemberName| seen.machines.get().is_some_and(|machines| machines.contains_key(from));
         let continues = match &ledger.etcd.formation {
             Formation::Recovering { from, .. } => Some(from.clone()).filter(has_machine),

@@ -76,7 +76,7 @@ fn fixtures_have_the_ids_of_now_when_a_ledger_is_read() {
 }
 
 #[test]
-fn what_was_fixed_when_a_cluster_of_format_2_was_bootstrapped_stays_fixed() {
+fn settings_fixed_at_the_bootstrap_of_a_format_2_cluster_stay_fixed() {
     let (_directory, store) = home_of_format_2("old", "local.json", 11);
     let ledger = store.read().unwrap().unwrap();
     let refused = |ledger: &Ledger| {
@@ -152,7 +152,7 @@ fn a_ledger_of_format_4_is_read_as_it_is_and_its_old_file_is_kept() {
 }
 
 #[test]
-fn what_was_added_while_the_format_was_4_is_kept() {
+fn fields_added_during_format_4_are_kept() {
     let (_directory, store) = home_of("format-4", "cloud", "aws.json", 7);
     let ledger = store.read().expect("it is read").expect("it exists");
     assert_eq!(ledger.spec.provider.settings().name(), "aws");

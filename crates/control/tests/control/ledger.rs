@@ -39,7 +39,7 @@ fn after_the_lease(now: Timestamp) -> Timestamp {
 }
 
 #[test]
-fn what_was_written_is_read_back() {
+fn a_written_ledger_reads_back() {
     let (_directory, store) = store();
     assert!(store.read().unwrap().is_none());
     let mut written = ledger();
@@ -291,7 +291,7 @@ fn a_ledger_that_is_too_new_is_not_to_be_replaced_by_an_older_version() {
 }
 
 #[test]
-fn what_this_quorate_wrote_and_cannot_be_read_is_damaged() {
+fn an_unreadable_ledger_written_by_this_quorate_is_reported_as_damaged() {
     let (told, hint) = read_after(|stored| drop(stored.as_object_mut().unwrap().remove("members")));
     assert!(told.ends_with("0000000002.json is not a ledger"), "{told}");
     assert!(

@@ -88,7 +88,7 @@ fn in_clear(store: &Store, ledger: &Ledger) {
 }
 
 #[test]
-fn what_is_stored_opens_with_the_key_alone() {
+fn stored_secrets_open_only_with_the_key() {
     use std::os::unix::fs::PermissionsExt;
     let (directory, home) = home();
     let store = home.store("demo");

@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_does_not_fit() {
+    fn invalid_specs_do_not_match_the_schema() {
         let spec = |line: &str| format!("quorate: 1\nclusters:\n  - name: c\n    members: [{{name: a}}]\n    {line}\n");
         assert_eq!(check(&spec("etcd:")), Ok(()));
         for wrong in [

@@ -308,7 +308,7 @@ fn operator(scene: &mut Scene, words: &[&str]) {
         ["says", "that", "the", "unseen", "are", "dead"] => scene.ledger.without_grace = Some(consent()),
         ["takes", "the", "word", "back"] => scene.ledger.etcd.recovery = None,
         ["says", "recover"] => {
-            let of = requests::what_is_left(&scene.ledger, &scene.seen);
+            let of = requests::lost_majority(&scene.ledger, &scene.seen);
             scene.ledger.etcd.recovery = Some(RecoveryRequest { consent: consent(), of });
         }
         ["wants", "PostgreSQL", version] => scene::postgres::want_version(scene, version),

@@ -82,7 +82,7 @@ fn the_table_agrees_with_real_binaries() {
 
 /// The help of 3.6 says of each old name which one to use instead.
 #[test]
-fn what_3_6_says_of_its_old_names_is_what_is_written_for_3_7() {
+fn replacements_for_old_flags_match_the_help_of_etcd_3_6() {
     let newest = Version::new(3, 7, 3);
     for (version, etcd) in releases().into_iter().filter(|(version, _)| version.line() == "3.6") {
         let help = output(&etcd, "--help");
@@ -109,7 +109,7 @@ fn what_3_6_says_of_its_old_names_is_what_is_written_for_3_7() {
 
 /// Whether the operator gave the oldest or the newest names.
 #[test]
-fn what_is_written_for_a_release_is_what_it_takes() {
+fn flags_written_for_a_release_are_accepted_by_it() {
     let given = [
         ("experimental-initial-corrupt-check", "true"),
         ("experimental-corrupt-check-time", "1h"),

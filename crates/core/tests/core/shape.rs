@@ -15,7 +15,7 @@ version of the workspace, too, if the last one was released: a ledger names the 
 of it exists anywhere, because it was raised only just now. Then set `SHAPE` in this test to";
 
 #[test]
-fn what_a_ledger_can_hold_moves_only_with_the_number_of_its_format() {
+fn ledger_types_change_only_with_the_format_number() {
     let types = Types::read();
     let reached = types.reached(&["Ledger"]);
     // The search went to what only one kind has, to settings of single providers, and to what stands for another type in a file.

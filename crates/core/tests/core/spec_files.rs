@@ -237,7 +237,7 @@ fn a_spec_with_everything_reads_back_equal() {
 
 /// Under the provider `local` it is read, and warned about.
 #[test]
-fn what_machines_run_beside_etcd_reads_back_equal() {
+fn host_settings_read_back_equal() {
     let text = r#"
 quorate: 1
 clusters:

@@ -33,7 +33,7 @@ and `OLDEST_PROTOCOL` too if agents of the last protocol cannot read the new ord
 Then set `MESSAGES` in this test to";
 
 #[test]
-fn what_controllers_and_agents_say_moves_only_with_the_number_of_their_protocol() {
+fn message_types_change_only_with_the_protocol_number() {
     let types = Types::read();
     let reached = types.reached(&ROOTS);
     // The search went from an order to a service, to facts and to what only one kind has.

@@ -269,6 +269,6 @@ fn empty(spec: &ClusterSpec) -> World {
 
 /// The operator sees what is left, and confirms.
 fn confirm_recovery(world: &mut World, consent: Consent) {
-    let of = requests::what_is_left(&world.ledger, &world.observe());
+    let of = requests::lost_majority(&world.ledger, &world.observe());
     world.ledger.etcd.recovery = Some(RecoveryRequest { consent, of });
 }

@@ -142,7 +142,7 @@ impl ClusterModel {
         if end.blocked.iter().any(|b| matches!(b, UnsafeBecause::OtherLoss { .. })) {
             let survivors = |of: Option<LostMajority>| of.map(|of| of.survivors);
             let confirmed = world.ledger.etcd.recovery.as_ref().and_then(|request| request.of.clone());
-            return survivors(confirmed) != survivors(requests::what_is_left(&world.ledger, &world.observe()));
+            return survivors(confirmed) != survivors(requests::lost_majority(&world.ledger, &world.observe()));
         }
         let told =
             end.blocked.iter().any(|b| matches!(b, UnsafeBecause::NotLost { .. } | UnsafeBecause::Serves { .. }));

@@ -106,7 +106,7 @@ fn section(verdict: &Verdict, record: &Record) -> String {
     html.push_str(&numbers(verdict, record));
     let _ = write!(html, "<figure>\n{}</figure>\n", timeline::draw(record, &verdict.measures));
     html.push_str("<div class=\"columns\">\n");
-    html.push_str(&what_happened(verdict));
+    html.push_str(&event_table(verdict));
     html.push_str("<div>\n");
     html.push_str(&checks(verdict));
     html.push_str(&operations(verdict));
@@ -171,7 +171,7 @@ fn lost(verdict: &Verdict) -> usize {
     verdict.violations.iter().filter(|v| v.rule == "lost").count()
 }
 
-fn what_happened(verdict: &Verdict) -> String {
+fn event_table(verdict: &Verdict) -> String {
     let mut marks: Vec<_> = verdict.marks.iter().collect();
     marks.sort_by_key(|m| (m.from, m.kind));
     let mut html = String::from("<div>\n<h3>What happened when</h3>\n");
@@ -253,7 +253,7 @@ mod tests {
     use crate::mark::Mark;
 
     #[test]
-    fn what_clusters_and_errors_are_called_cannot_break_the_page() {
+    fn cluster_names_and_errors_cannot_break_the_page() {
         assert_eq!(escape("<b> & \"c\""), "&lt;b&gt; &amp; &quot;c&quot;");
         assert_eq!(sentence("passed: all"), "Passed: all");
     }

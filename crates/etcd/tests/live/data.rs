@@ -113,7 +113,7 @@ fn a_watch_reports_new_and_past_events() {
 }
 
 #[test]
-fn what_was_compacted_cannot_be_read_or_watched() {
+fn compacted_revisions_cannot_be_read_or_watched() {
     on_every_version(async |version| {
         let (_etcd, client) = open_etcd(version, Setup::password()).await;
         let first = client.put("key", "1").await.expect("a write");

@@ -80,7 +80,7 @@ fn no_lease_stays_without_its_key() {
 
 /// A process that was killed between grant and put has left a lease; one of somebody else is none of our business.
 #[test]
-fn what_a_killed_process_left_is_swept() {
+fn a_sweep_keeps_foreign_and_fresh_leases_and_removes_remains_of_expired_directories() {
     run(async {
         let ours = Ours::start().await;
         let long = Duration::from_secs(100_000);
@@ -142,7 +142,7 @@ fn an_answer_is_bounded_and_so_are_all_together() {
 }
 
 #[test]
-fn what_many_expired_directories_leave_is_removed() {
+fn remains_of_many_expired_directories_are_removed() {
     run(async {
         let ours = Ours::start().await;
         ask(ours.at, "PUT", "/v2/keys/kept/a?value=x", "").await;

@@ -79,7 +79,7 @@ fn text_that_holds_no_certificate_is_refused() {
 }
 
 #[test]
-fn what_is_not_a_ca_is_refused() {
+fn certificates_that_are_not_cas_are_refused() {
     let openssl = OpenSsl::new();
     let lack = |name: &str, extensions: &str| {
         self_signed(&openssl, name, extensions);

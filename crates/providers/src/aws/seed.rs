@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn what_aws_does_not_accept_is_refused_before() {
+    fn user_data_larger_than_aws_accepts_is_refused() {
         for format in ["cloud_init", "ignition"] {
             let refused = user_data(&settings(format, "https://x.example/q"), &seed(), &machine(200));
             let said = refused.unwrap_err().to_string();

@@ -32,7 +32,7 @@ fn page(items: &str, next: &str) -> Option<(u16, String)> {
 }
 
 #[tokio::test]
-async fn what_may_pass_is_repeated_with_the_same_token_and_the_rest_is_not() {
+async fn transient_errors_are_retried_with_the_same_token_and_others_are_not() {
     let mut then =
         VecDeque::from([error(503, "RequestLimitExceeded"), None, error(500, "InternalError"), page("", "")]);
     let (url, seen) = serve(move |_| then.pop_front().expect("no more calls")).await;
@@ -90,7 +90,7 @@ async fn credentials_that_expired_are_read_again_once() {
 }
 
 #[tokio::test]
-async fn what_is_not_an_answer_is_shown_as_it_is() {
+async fn unreadable_answers_and_an_unreachable_endpoint_are_reported() {
     let (url, _) = serve(|_| Some((200, String::from("<html>")))).await;
     let said = session(&url).call(&Call::new("look", "DescribeThings")).await.unwrap_err().to_string();
     assert!(said.starts_with("unexpected answer from AWS (look): "), "{said}");

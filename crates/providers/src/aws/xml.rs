@@ -118,7 +118,7 @@ mod tests {
 
     /// However deep, it costs no more of the stack.
     #[test]
-    fn what_is_nested_too_deep_is_refused() {
+    fn too_deeply_nested_xml_is_refused() {
         let nested = |depth: usize| format!("{}x{}", "<a>".repeat(depth), "</a>".repeat(depth));
         assert!(Xml::read(&nested(DEEPEST)).is_ok());
         assert_eq!(Xml::read(&nested(DEEPEST + 1)).unwrap_err(), "its elements are nested more than 64 deep");

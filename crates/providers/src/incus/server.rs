@@ -372,7 +372,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_plain_is_escaped_in_a_url() {
+    fn special_characters_are_escaped_in_urls() {
         assert_eq!(escaped("etcd-1.2_a~"), "etcd-1.2_a~");
         assert_eq!(escaped("a b/c&d=é"), "a%20b%2Fc%26d%3D%C3%A9");
     }

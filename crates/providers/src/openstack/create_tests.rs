@@ -287,7 +287,7 @@ async fn only_a_compute_service_with_the_needed_versions_is_used() {
 }
 
 #[tokio::test]
-async fn what_the_quota_has_no_room_for_is_refused_before_anything_is_created() {
+async fn exceeded_quotas_are_refused_before_anything_is_created() {
     let limits = |limits: Value| json!({ "limits": { "absolute": limits } });
     let network =
         |what: &str, left: i64| json!({ "quota": { what: { "limit": 10, "used": 10 - left, "reserved": 0 } } });

@@ -344,7 +344,7 @@ clouds:
     }
 
     #[test]
-    fn what_is_missing_is_named() {
+    fn missing_credentials_and_clouds_are_named() {
         let (_kept, places) = files(CLOUDS, "clouds: {}");
         let said = |name| Cloud::find_in(name, &nothing, &places).unwrap_err().to_string();
         assert_eq!(said(Some("prod")), "the credentials of prod lack `password`");

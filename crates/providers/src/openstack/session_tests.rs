@@ -81,7 +81,7 @@ async fn many_calls_share_a_token_until_it_expires_or_is_refused() {
 }
 
 #[tokio::test]
-async fn what_was_created_although_the_answer_was_lost_is_not_created_again() {
+async fn a_resource_whose_create_answer_was_lost_is_found_and_not_created_again() {
     for lost in [Then::Cut, status(500), status(504)] {
         let script = script([lost]);
         let session = serve(script.clone()).await;
@@ -105,7 +105,7 @@ async fn a_failed_creation_is_repeated_after_checking() {
 }
 
 #[tokio::test]
-async fn what_comes_late_is_found_when_the_second_attempt_conflicts() {
+async fn a_late_resource_is_found_when_the_second_create_conflicts() {
     let script = script([Then::Cut, status(409)]);
     let session = serve(script.clone()).await;
     let looks = std::cell::Cell::new(0);

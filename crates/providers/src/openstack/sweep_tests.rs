@@ -126,7 +126,7 @@ async fn a_port_stays_while_nobody_knows_the_server_that_has_it() {
 }
 
 #[tokio::test]
-async fn what_a_dead_run_left_is_deleted() {
+async fn leftovers_of_a_dead_run_are_deleted() {
     let stage = Stage::new("DOWN").await;
     stage.always("GET /v2.1/servers/s1", status(404));
     stage.cluster.admit(7).await.unwrap();
@@ -140,7 +140,7 @@ async fn what_a_dead_run_left_is_deleted() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_deleted_stops_nothing_and_is_reported_at_the_end() {
+async fn undeletable_resources_block_nothing_and_are_reported_at_the_end() {
     let stage = Stage::new("DOWN").await;
     let stuck = server(State::Going, json!("deleting"));
     stage.always("GET /v2.1/servers/detail", answer(json!({ "servers": [stuck] })));

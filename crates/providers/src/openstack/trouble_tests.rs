@@ -245,7 +245,7 @@ async fn requests_that_a_cloud_puts_off_are_repeated() {
 
 /// The client gives up waiting, and the cloud has done it nevertheless.
 #[tokio::test]
-async fn what_is_answered_too_late_is_not_made_twice() {
+async fn resources_are_not_created_twice_when_a_call_times_out() {
     for call in [
         "POST /network/v2.0/security-groups",
         "POST /network/v2.0/security-group-rules",

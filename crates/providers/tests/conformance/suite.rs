@@ -62,21 +62,21 @@ const CASES: [Case; 12] = cases![
     every_call_may_be_repeated,
     a_machine_is_switched_off_and_on,
     machines_stand_side_by_side,
-    what_is_not_there_is_told_or_left,
+    a_missing_machine_fails_to_start_and_is_ignored_by_stop_and_destroy,
     a_crash_while_a_machine_is_made_leaves_nothing_unfound,
     a_crash_while_a_machine_is_removed_leaves_nothing_unfound,
-    what_belongs_to_others_is_not_touched,
+    resources_of_others_are_not_touched,
     an_address_that_is_taken_is_refused,
     a_successor_gets_the_same_address,
     data_stays_when_it_is_to_stay_and_goes_when_not,
-    what_does_not_fit_is_refused_and_leaves_nothing,
+    a_machine_that_does_not_fit_is_refused_and_leaves_nothing,
 ];
 
 /// The suite for one provider. Each case gets a separate ground.
 pub fn trials<G: Ground + 'static>(provider: &str, ground: fn() -> G) -> Vec<Trial> {
     // Where there is no bound, there is nothing that does not fit.
     let bounded = ground().greedy().is_some();
-    let applies = |(name, _): &Case| bounded || !name.starts_with("what_does_not_fit");
+    let applies = |(name, _): &Case| bounded || !name.starts_with("a_machine_that_does_not_fit");
     let trial = |(name, case): Case| {
         Trial::test(format!("{provider}::{name}"), move || {
             runtime().block_on(case(Rc::new(ground())));
@@ -305,7 +305,7 @@ async fn machines_stand_side_by_side(ground: Rc<dyn Ground>) {
     assert_eq!(ground.inventory().await, before);
 }
 
-async fn what_is_not_there_is_told_or_left(ground: Rc<dyn Ground>) {
+async fn a_missing_machine_fails_to_start_and_is_ignored_by_stop_and_destroy(ground: Rc<dyn Ground>) {
     let run = Run::begin(&ground, 1).await;
     let member = MemberName::from(MEMBER);
     let missing = run.provider.start(&id(&member, 1)).await;
@@ -370,7 +370,7 @@ async fn a_crash_while_a_machine_is_removed_leaves_nothing_unfound(ground: Rc<dy
     }
 }
 
-async fn what_belongs_to_others_is_not_touched(ground: Rc<dyn Ground>) {
+async fn resources_of_others_are_not_touched(ground: Rc<dyn Ground>) {
     let (stranger, strange_id) = ground.stranger();
     stranger.admit(7).await.expect("admitted");
     let enrolment = Enrolment::new();
@@ -463,7 +463,7 @@ async fn data_stays_when_it_is_to_stay_and_goes_when_not(ground: Rc<dyn Ground>)
     assert_eq!(ground.inventory().await, before, "a cluster that is forgotten keeps no data");
 }
 
-async fn what_does_not_fit_is_refused_and_leaves_nothing(ground: Rc<dyn Ground>) {
+async fn a_machine_that_does_not_fit_is_refused_and_leaves_nothing(ground: Rc<dyn Ground>) {
     let before = ground.inventory().await;
     let greedy = ground.greedy().expect("a bound");
     let run = Run { provider: greedy, ..Run::begin(&ground, 1).await };

@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn what_did_not_happen_to_all_members_is_an_error() {
+    fn events_missing_for_some_members_are_an_error() {
         let error = |calls, events| read(calls, events).err().map(|error| error.to_string()).unwrap_or_default();
         assert_eq!(error(vec![call(ASKS, 101.0, 102.0)], EVENTS), "1 of 2 instances were asked for");
         assert_eq!(error(calls(), "90.0 i-0 listens\n104.0 i-2 listens\n"), "1 of 2 agents were seen to listen");

@@ -14,7 +14,7 @@ fn judge(text: &str) -> Result<(), String> {
 }
 
 #[test]
-fn what_forwards_logs_is_taken() {
+fn a_log_forwarding_configuration_is_accepted() {
     assert_eq!(judge(GOOD), Ok(()));
     assert_eq!(as_fluent_bit_reads(GOOD.as_bytes()).expect("it is well-formed").len(), 7);
     assert_eq!(judge("[INPUT]\n\tName tail\n"), Ok(()), "a tab indents as well");
@@ -23,7 +23,7 @@ fn what_forwards_logs_is_taken() {
 }
 
 #[test]
-fn what_runs_programs_loads_code_or_writes_files_is_refused() {
+fn configurations_that_run_programs_load_code_or_write_files_are_refused() {
     for (text, said) in [
         (
             "[INPUT]\n    Name exec\n    Command id\n",
@@ -69,7 +69,7 @@ fn what_runs_programs_loads_code_or_writes_files_is_refused() {
 }
 
 #[test]
-fn what_fluent_bit_would_read_otherwise_is_refused() {
+fn configurations_that_fluent_bit_would_read_differently_are_refused() {
     let long = format!("[FILTER]\n    Name grep\n    Regex {}\n", "x".repeat(4000));
     for (text, said) in [
         (

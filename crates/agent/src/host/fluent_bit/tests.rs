@@ -94,7 +94,7 @@ fn postgresql_has_its_own_logs_and_what_the_receiver_misses_is_kept_on_disk() {
 }
 
 #[test]
-fn what_is_kept_elsewhere_comes_instead_of_the_pieces_and_they_stay_to_be_included() {
+fn a_configuration_from_etcd_replaces_the_default_includes_and_the_pieces_remain() {
     let login = SourceLogin::Password { user: String::from("u"), password: Secret::new("p") };
     let source = LogSourceConfig { prefix: String::from("/l/"), endpoints: Vec::new(), ca: String::new(), login };
     let pieces = render(&LogForwardingConfig { from_etcd: Some(source), ..config() });

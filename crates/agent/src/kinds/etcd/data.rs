@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_interrupted_start_left_is_put_aside_before_the_next() {
+    fn leftovers_of_an_interrupted_start_are_set_aside_before_the_next() {
         let dir = tempfile::tempdir().unwrap();
         let layout = Layout::new(dir.path()).unwrap();
         for token in ["one", "two", "three"] {

@@ -349,7 +349,7 @@ mod tests {
 
     /// What etcdutl would be, telling as whom it runs. Only root can become somebody else.
     #[tokio::test]
-    async fn what_works_on_etcds_files_has_the_rights_of_etcds_user() {
+    async fn etcdutl_runs_with_the_rights_of_the_etcd_user() {
         const NOBODY: Owner = (65534, 65534);
         let directory = tempfile::Builder::new().permissions(fs::Permissions::from_mode(0o755)).tempdir().unwrap();
         let place = Place { root: directory.path().join("renewal") };

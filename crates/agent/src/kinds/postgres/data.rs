@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_be_data_is_put_aside_half_a_clone_is_removed_and_data_is_left_alone() {
+    fn possible_data_is_set_aside_a_partial_clone_is_removed_and_real_data_is_kept() {
         let dir = tempfile::tempdir().unwrap();
         let layout = Layout::new(dir.path()).unwrap();
         for token in ["one", "two"] {

@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_killed_agent_left_is_removed_by_the_next_on_its_root_alone() {
+    fn leftovers_of_a_killed_agent_are_removed_by_the_next_agent_with_the_same_root() {
         let directory = tempfile::tempdir().unwrap();
         let [temporary, one, other] = ["tmp", "one", "other"].map(|name| directory.path().join(name));
         [&temporary, &one, &other].into_iter().for_each(|path| fs::create_dir(path).unwrap());

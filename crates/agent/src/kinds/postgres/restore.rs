@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_newest_timeline_has_finished_is_to_be_archived() {
+    fn finished_wal_of_the_newest_timeline_is_selected_for_archiving() {
         let names: Vec<String> = [
             "000000010000000000000007",
             "000000020000000000000007",
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_there_is_kept_and_a_crash_in_between_loses_nothing() {
+    fn replaced_data_is_kept_and_a_crash_during_the_exchange_loses_nothing() {
         let dir = tempfile::tempdir().unwrap();
         let layout = Layout::new(dir.path()).unwrap();
         let stamp =

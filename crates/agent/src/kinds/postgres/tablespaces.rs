@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn what_data_uses_outlives_another_restore() {
+    fn tablespaces_in_use_survive_another_restore() {
         let (_dir, layout) = layout();
         let [one, two, ready, left] = ["one", "two", "ready", "left"].map(|token| layout.postgres_tablespaces(token));
         uses(&layout.postgres_data(), &two.join("fast"));

@@ -411,7 +411,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_pg_upgrade_found_is_passed_on_with_the_list_that_it_names() {
+    fn pg_upgrade_findings_are_reported_with_the_contents_of_the_list_file() {
         let dir = tempfile::tempdir().unwrap();
         let list = dir.path().join("tables_using_reg.txt");
         fs::write(&list, "In database: shop\n  public.odd.handler\n").unwrap();

@@ -6,7 +6,7 @@ use quorate_control::backup::signing::with_key;
 use quorate_control::kinds::etcd::backup::{Backups, Created};
 use serde::Serialize;
 
-use super::{Context, refuse_another_signer, who_signs};
+use super::{Context, refuse_another_signer, signer_note};
 use crate::cli::{self, Format};
 use crate::error::Error;
 use crate::exit::Exit;
@@ -36,7 +36,7 @@ pub async fn run(context: &Context, options: cli::BackupCreate) -> Result<Exit, 
     let ledger = with_key(&context.home, known).await?;
     refuse_another_signer(&ledger)?;
     if is_new {
-        output::talk(&who_signs(&ledger));
+        output::talk(&signer_note(&ledger));
     }
     let working = Working::new();
     let backups = Backups { home: &context.home, ledger: &ledger, vault: &vault, teller: &working };

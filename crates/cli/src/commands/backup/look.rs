@@ -106,13 +106,13 @@ pub async fn verify(context: &Context, options: cli::BackupVerify) -> Result<Exi
     let good = damage.is_empty() && verified.iter().all(|one| one.ok);
     match options.output.format {
         Format::Json => output::print_json(&Told { cluster: name, place: store.place(), verified, damage })?,
-        Format::Text => output::show(&Page::written(&what_else(&catalog, &damage, &found)))?,
+        Format::Text => output::show(&Page::written(&other_damage(&catalog, &damage, &found)))?,
     }
     Ok(if good { Exit::Done } else { Exit::Damaged })
 }
 
 /// After the verified backups: what else is damaged, and what is still good.
-fn what_else(catalog: &Catalog, damage: &[String], found: &[Damage]) -> String {
+fn other_damage(catalog: &Catalog, damage: &[String], found: &[Damage]) -> String {
     let mut text: String = damage.iter().map(|damage| format!("damaged: {damage}\n")).collect();
     if !found.is_empty() {
         text.push_str(&format!("{}\n", catalog.still(found)));

@@ -86,7 +86,7 @@ impl Subject {
 }
 
 /// Printed when the key is created, because a restore without the ledger needs it.
-pub fn who_signs(ledger: &Ledger) -> String {
+pub fn signer_note(ledger: &Ledger) -> String {
     let Some(signing) = &ledger.backup_signing else { return String::new() };
     let named = ledger.spec.backup.as_ref().and_then(|backup| backup.signed_by.as_ref());
     let keep = match named {

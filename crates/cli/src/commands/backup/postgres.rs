@@ -11,7 +11,7 @@ use quorate_core::model::Ledger;
 use quorate_core::text::plural;
 use serde::Serialize;
 
-use super::{Context, Subject, refuse_another_signer, tend, which, who_signs};
+use super::{Context, Subject, refuse_another_signer, signer_note, tend, which};
 use crate::cli::{self, Format};
 use crate::error::Error;
 use crate::exit::Exit;
@@ -61,7 +61,7 @@ async fn ledger_of(context: &Context, name: &str) -> Result<Ledger, Error> {
     let ledger = with_key(&context.home, known).await?;
     refuse_another_signer(&ledger)?;
     if is_new {
-        output::talk(&who_signs(&ledger));
+        output::talk(&signer_note(&ledger));
     }
     Ok(ledger)
 }

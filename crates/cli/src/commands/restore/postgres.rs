@@ -11,7 +11,7 @@ use quorate_core::text::with_causes;
 
 use super::super::apply::{run_confirmed, settled};
 use super::super::backup::which;
-use super::super::ledger::what_is_taken_over;
+use super::super::ledger::ledger_identity;
 use super::super::{Context, agree_by_name, conclude, refused, run_loop};
 use super::identity;
 use crate::cli;
@@ -30,7 +30,7 @@ pub async fn run(context: &Context, name: &str, options: cli::Restore) -> Result
     let prepared = Restore::prepare(&context.home, &cluster, known, &source, &working).await;
     drop(working);
     let restore = prepared.map_err(|error| context.error(error))?;
-    let shown = what_happens(&cluster, &restore);
+    let shown = restore_summary(&cluster, &restore);
     let request = restore.request(shown.clone(), options.now);
     let first = match &etcd {
         Some(etcd) => Some(Etcd::prepare(context, etcd, options.now).await?),
@@ -138,7 +138,7 @@ fn place(text: &str) -> Result<String, Error> {
 }
 
 /// What the operator confirms.
-fn what_happens(cluster: &Cluster, restore: &Restore) -> String {
+fn restore_summary(cluster: &Cluster, restore: &Restore) -> String {
     let (name, taken) = (&cluster.spec.name, &restore.manifest.taken);
     let mut text = format!("restoring cluster {name} from {}\n", restore.source());
     let _ = writeln!(
@@ -165,7 +165,7 @@ fn what_happens(cluster: &Cluster, restore: &Restore) -> String {
             text,
             "  no local state for {name}: its ledger (version {version}) will be restored from the backup"
         );
-        text.push_str(&what_is_taken_over(&exported.ledger));
+        text.push_str(&ledger_identity(&exported.ledger));
     } else if restore.known.is_none() {
         let _ =
             writeln!(text, "  no local state for {name} and no ledger to restore: it gets new CAs, keys and passwords");

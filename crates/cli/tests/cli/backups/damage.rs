@@ -147,11 +147,11 @@ fn every_damage_is_reported_before_any_data_is_replaced() {
     make_identity(&story.backed.sandbox, "stranger.key");
     story.told("stranger.key", &["/key", "encrypted to other recipients"], &[]);
 
-    what_is_left_can_be_restored(&story);
+    remaining_backups_can_be_restored(&story);
 }
 
 /// The word of what can still be had is true: up to the end of the last whole segment, and the older backup.
-fn what_is_left_can_be_restored(story: &Story) {
+fn remaining_backups_can_be_restored(story: &Story) {
     let backed = &story.backed;
     object_store().remove(&story.segment(1, ""));
     let now: BTreeMap<String, String> = backed.contents();

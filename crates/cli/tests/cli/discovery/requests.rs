@@ -39,7 +39,7 @@ fn the_registry_answers_as_discovery_etcd_io_does() {
 }
 
 #[test]
-fn what_is_too_large_or_not_understood_is_refused_and_changes_nothing() {
+fn oversized_and_malformed_requests_are_refused_and_change_nothing() {
     let service = Service::plain(&[]);
     let path = new_path(&service, 1);
     let put = |body: &str| send(&service, "PUT", &format!("{path}/a"), body).0;
@@ -146,7 +146,7 @@ fn one_address_gets_so_many_tokens_and_so_many_requests() {
 }
 
 #[test]
-fn what_was_answered_before_a_kill_is_there_afterwards() {
+fn answered_registrations_survive_a_kill() {
     let mut service = Service::plain(&["--requests-per-second", "10000"]);
     let path = new_path(&service, 31);
     let mut answered = Vec::new();

@@ -15,7 +15,7 @@ fn showing(env: &BTreeMap<String, String>, directory: &std::path::Path) -> BTree
 }
 
 #[test]
-fn what_was_stolen_from_a_machine_is_refused_once_the_machine_is_replaced() {
+fn stolen_postgres_certificates_are_refused_after_the_machine_is_replaced() {
     let sandbox = Sandbox::new(super::VERSION);
     sandbox.file("shop.yaml", &with_haproxy(QUICK, &THREE));
     let shop = Shop { sandbox };

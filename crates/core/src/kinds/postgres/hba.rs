@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn what_postgresql_reads_is_accepted() {
+    fn rules_that_postgresql_reads_are_accepted() {
         let good = [
             "hostssl all report 192.0.2.0/24 reject",
             "hostssl all all 2001:db8::/32 scram-sha-256",
@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn what_postgresql_cannot_read_names_the_field() {
+    fn errors_of_unreadable_rules_name_the_field() {
         let bad = [
             ("", "the rule is empty"),
             ("# passwords 1", "the rule is empty"),

@@ -15,7 +15,7 @@ use crate::planner::voters::{Strength, Voters};
 use crate::planner::{Action, UnsafeBecause, View};
 
 pub(crate) use patroni::patroni_can;
-pub(crate) use takeover::{is_held, who_has_every_commit};
+pub(crate) use takeover::{is_held, member_with_every_commit};
 pub use upgrade::has_every_commit;
 pub(crate) use upgrade::{kept, machines_can_upgrade, may_go_back, may_upgrade, version_path};
 

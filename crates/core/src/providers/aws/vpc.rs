@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn what_aws_does_not_take_has_no_layout() {
+    fn ranges_that_aws_does_not_accept_have_no_layout() {
         for (text, is_one) in
             [("10.0.0.0/25", true), ("10.0.0.0/26", false), ("10.0.0.0/15", false), ("fd00::/20", false)]
         {

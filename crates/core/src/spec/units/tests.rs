@@ -57,7 +57,7 @@ fn names_and_sans_are_checked() {
 
 proptest! {
     #[test]
-    fn what_is_written_reads_back(bytes in 1..u64::try_from(i64::MAX).unwrap(), hours in 1..=876_000_u64, millis in 1..1u64<<40) {
+    fn written_values_read_back(bytes in 1..u64::try_from(i64::MAX).unwrap(), hours in 1..=876_000_u64, millis in 1..1u64<<40) {
         prop_assert_eq!(Size(bytes).to_string().parse(), Ok(Size(bytes)));
         prop_assert_eq!(Validity::hours(hours).to_string().parse(), Ok(Validity::hours(hours)));
         prop_assert_eq!(Millis(millis).to_string().parse(), Ok(Millis(millis)));

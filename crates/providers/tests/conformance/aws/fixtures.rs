@@ -38,7 +38,7 @@ pub fn trials() -> Vec<Trial> {
         trial("load_balancers_of_others_are_not_touched", || runtime().block_on(balancers_of_others())),
         trial("records_of_others_are_not_touched", || runtime().block_on(records_of_others())),
         trial("a_record_that_comes_between_a_look_and_a_change_stays", || runtime().block_on(in_between())),
-        trial("what_somebody_changed_about_a_fixture_is_put_right", || runtime().block_on(put_right())),
+        trial("changed_fixtures_are_repaired", || runtime().block_on(put_right())),
         trial("a_zone_that_is_not_there_or_not_the_only_one_is_an_obstacle", || runtime().block_on(zones())),
         trial("records_stay_when_their_zone_gets_an_id_and_move_when_it_gets_another", || {
             runtime().block_on(zone_ids())

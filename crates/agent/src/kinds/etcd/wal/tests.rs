@@ -156,7 +156,7 @@ fn only_logs_of_lines_that_were_tried_are_completed() {
 }
 
 #[test]
-fn what_was_not_known_to_be_agreed_can_be_made_so() {
+fn uncommitted_entries_can_be_marked_committed() {
     let whole = file(0, &[metadata(), entry(2, 1), state(2, 1), entry(2, 2), entry(2, 3)]);
     let written = whole.len() - 4096;
     let mut torn = whole.clone();

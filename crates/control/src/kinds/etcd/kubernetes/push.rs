@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn what_differs_is_put_in_place_and_nothing_else_is_left() {
+    fn differing_files_are_replaced_and_no_other_files_are_left() {
         let directory = tempfile::tempdir().unwrap();
         let (from, host) = (directory.path().join("from"), directory.path().join("etc/kubernetes"));
         let (_programs, way) = way(directory.path());

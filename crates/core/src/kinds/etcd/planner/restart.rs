@@ -27,7 +27,7 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
     }
     if version::is_everywhere(view, path) && version::is_open(view, path) {
         disturb_one(view, decision, &behind, |member| {
-            (Action::RestartEtcd { member: member.clone() }, what_changed(view, member))
+            (Action::RestartEtcd { member: member.clone() }, restart_reason(view, member))
         });
     }
 }
@@ -100,7 +100,7 @@ pub(crate) fn told_with_numbers(view: &View<'_>, member: &MemberName, why: &str)
     format!("{why}; {member} is a voter and {healthy} of {all} are healthy: {remain} remain, quorum is {quorum}")
 }
 
-fn what_changed(view: &View<'_>, member: &MemberName) -> String {
+fn restart_reason(view: &View<'_>, member: &MemberName) -> String {
     let View { desired, seen, .. } = *view;
     let wanted = &desired.members[member].etcd_version;
     if seen.facts(member).is_some_and(was_edited) {

@@ -20,7 +20,7 @@ impl Record {
 }
 
 /// What is left of a cluster, as shown to the operator before a recovery is confirmed.
-pub fn what_is_left(ledger: &Ledger, seen: &Observation) -> Option<LostMajority> {
+pub fn lost_majority(ledger: &Ledger, seen: &Observation) -> Option<LostMajority> {
     let (Formation::Formed { token, members, .. } | Formation::Recovering { was: token, members, .. }) =
         &ledger.etcd.formation
     else {
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_begun_continues_whenever() {
+    fn a_recovery_that_has_begun_is_never_stale() {
         let members = BTreeMap::new();
         let (was, token, from) = (String::from("t"), String::from("u"), "etcd-1".into());
         let mut begun = asked("t");

@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_cluster_can_have_reached_was_never_seen() {
+    fn impossible_revisions_are_not_remembered() {
         assert_eq!(remembered(1 << 62), 1 << 62);
         assert_eq!(remembered(9_223_372_037_854_775_807), 0);
     }

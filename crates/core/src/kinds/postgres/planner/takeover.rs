@@ -13,7 +13,7 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
     if !is_idle || desired.all_joined().any(leads) || !safety::is_held(view) {
         return;
     }
-    match safety::who_has_every_commit(view) {
+    match safety::member_with_every_commit(view) {
         Ok((member, end)) => {
             let why = format!(
                 "etcd was restored and there is no primary; {member} has the most recent log (timeline {}, {})",

@@ -17,7 +17,7 @@ pub(crate) fn is_held(view: &View<'_>) -> bool {
 /// The member whose log has every confirmed commit, and the end of that log. A confirmed commit is in the log of the last primary and,
 /// with strict synchronous replication, of one more standby: then the most recent log has it even if one member is silent. Otherwise all
 /// members must report.
-pub(crate) fn who_has_every_commit(view: &View<'_>) -> Result<(MemberName, LogEnd), UnsafeBecause> {
+pub(crate) fn member_with_every_commit(view: &View<'_>) -> Result<(MemberName, LogEnd), UnsafeBecause> {
     let all: Vec<&MemberName> = view.desired.all_joined().collect();
     let ends: BTreeMap<&MemberName, LogEnd> = all.iter().filter_map(|m| Some((*m, end(view, m)?))).collect();
     let silent: Vec<MemberName> = all.iter().filter(|m| !ends.contains_key(*m)).map(|m| (*m).clone()).collect();

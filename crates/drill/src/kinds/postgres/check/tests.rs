@@ -133,7 +133,7 @@ fn a_lost_commit_is_found_on_any_member() {
 }
 
 #[test]
-fn what_happened_twice_is_found() {
+fn doubled_entries_and_transfers_are_found() {
     damaged(
         |h| {
             let again = last(h).entries[0].clone();
