@@ -19,7 +19,7 @@ const NO_UNWINDING: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/static_buil
 pub enum Build {
     /// What people install.
     Release,
-    /// The same code for the labs: optimized as for tests, so it is built in a fraction of the time, and larger.
+    /// The same code for the labs: hardly optimized, so it is built in a fraction of the time, and larger.
     Quick,
 }
 
