@@ -23,6 +23,13 @@ pub async fn run(context: &Context, options: cli::Replace) -> Result<Exit, Error
         return Ok(refused(&options.name, &replace.refused));
     }
     context.show_plan(&options.name, &replace.plan)?;
+    // It would stay in the ledger, and a later run would carry it out without asking.
+    if !replace.goes_on() && replace.plan.steps.is_empty() {
+        output::talk(
+            "\nnot done: the replacement cannot begin now, so it is not requested; re-run the command later\n",
+        );
+        return Ok(Exit::Blocked);
+    }
     agree(context, options.yes, replace.plan.steps.len())?;
     let change = |ledger: &mut _| replace.note(ledger);
     let outcome = run_loop(context, &cluster.spec, &cluster.brought, "replace", change).await?;

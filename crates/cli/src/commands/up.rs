@@ -95,7 +95,7 @@ async fn new_spec(context: &Context, options: &cli::Up) -> Result<ClusterSpec, E
     let version = options.etcd_version.or(found.as_ref().map(|found| found.1)).unwrap_or(versions::DEFAULT);
     let members = options.members.unwrap_or(MEMBERS);
     let auth = options.client_auth.map_or(ClientAuth::Certificate, ClientAuth::from);
-    let hint = "names have lower case letters, digits and hyphens";
+    let hint = "choose a name such as `demo-1`";
     let mut spec =
         generated(&options.name, members.into(), version, auth).map_err(|e| Error::refused(e.to_string(), hint))?;
     // A release newer than this quorate runs from its path.

@@ -277,6 +277,24 @@ fn a_machine_that_is_gone_is_replaced_after_its_grace_time_which_is_remembered()
 }
 
 #[test]
+fn a_refused_replacement_is_not_carried_out_later() {
+    let living = Living::new(3, V35, "", "");
+    living.fill();
+    let silent = ["etcd-2", "etcd-3"].map(|member| {
+        [" agent --root ", "/etcd --"].map(|kind| living.processes_of(member, kind).expect("its process"))
+    });
+    silent.as_flattened().iter().for_each(|process| signal(*process, "STOP"));
+    let refused = living.sandbox.quorate(&["replace", "c", "etcd-1", "--yes"]);
+    silent.as_flattened().iter().for_each(|process| signal(*process, "CONT"));
+    let refused = refused.expect(3).text();
+    assert!(refused.contains("not done: the replacement cannot begin now"), "{refused}");
+    eventually("all serve again", 60, || living.sandbox.status("c")["verdict"] == "healthy");
+    living.assert_settled(3);
+    let history = living.sandbox.quorate(&["history", "c"]).ok().stdout;
+    assert!(!history.contains("move etcd-1"), "{history}");
+}
+
+#[test]
 fn a_machine_that_its_peers_still_reach_is_not_dead() {
     let living = Living::new(3, V35, "", "replace_after: 1s");
     living.fill();

@@ -63,6 +63,23 @@ fn a_full_quota_is_degraded_and_says_what_helps() {
 }
 
 #[test]
+fn a_quota_below_the_database_is_refused_and_writes_go_on() {
+    let version = newest();
+    let sandbox = Sandbox::new(&version);
+    sandbox.file("c.yaml", &spec(1, &version, "quota: 1GiB", ""));
+    sandbox.quorate(&["apply", "c.yaml", "--yes"]).ok();
+    sandbox.file("c.yaml", &spec(1, &version, "quota: 8KiB", ""));
+    for arguments in [&["plan", "c.yaml"][..], &["apply", "c.yaml", "--yes", "--allow-downtime"]] {
+        let refused = sandbox.quorate(arguments).expect(3).text();
+        assert!(refused.contains("the quota would be 8KiB, so etcd would refuse all writes"), "{refused}");
+    }
+    sandbox.etcdctl(&version, "c", &["put", "k", "v"]).ok();
+    sandbox.file("c.yaml", &spec(1, &version, "quota: 2GiB", ""));
+    sandbox.quorate(&["apply", "c.yaml", "--yes", "--allow-downtime"]).ok();
+    sandbox.etcdctl(&version, "c", &["put", "k", "v"]).ok();
+}
+
+#[test]
 fn a_home_that_is_a_file_is_refused() {
     let sandbox = Sandbox::new(&newest());
     let file = sandbox.file("file", "");

@@ -128,8 +128,12 @@ fn refuse_unless(ledger: &Ledger, fits: impl Fn(&Formation) -> bool, consequence
     Err(VerbError::NotNow { what, command: format!("{command} {name}"), does })
 }
 
-/// What is refused only because of what a command asks for.
+/// What is refused only because of what a command asks for. If nothing can be done, everything that is in the way: the request would
+/// stay in the ledger otherwise, and a later run would carry it out without asking.
 fn new_refusals(before: &Plan, with: &Plan) -> Vec<UnsafeBecause> {
+    if with.steps.is_empty() {
+        return with.end.blocked.clone();
+    }
     with.end.blocked.iter().filter(|because| !before.end.blocked.contains(because)).cloned().collect()
 }
 

@@ -1,12 +1,13 @@
 //! Events of a story: what happened to one member, or what was found there.
 
 use jiff::SignedDuration;
-use quorate_core::kinds::etcd::{LogEnd, OldEntries, OlderData};
+use quorate_core::kinds::etcd::{AlarmSeen, LogEnd, OldEntries, OlderData};
 use quorate_core::model::{
     AgentSeen, BinarySeen, Busy, CertificateUse, ConfigAttempt, DataSeen, EDITED, Enrolment, Exit, FailedUpgrade,
     MachineSeen, MemberName, PowerState, Program, ProgramSeen, RebootOrder, RebootSeen, Seen, ServiceState, Stamp,
 };
 use quorate_core::planner::safety;
+use quorate_core::spec::Size;
 
 use crate::scene::{self, Scene};
 
@@ -60,6 +61,14 @@ pub(super) fn happen(scene: &mut Scene, member: &MemberName, words: &[&str]) {
             etcd.attempt = ConfigAttempt::WithoutProgram { digest, seen: etcd.binary.clone() };
         }
         ["is", "not", "ready"] => scene.not_ready(member),
+        ["database", "has", size] => {
+            let size: Size = size.parse().expect("a size");
+            scene.facts_mut(member).etcd.status.as_mut().expect("etcd answers").db_size = size.0;
+        }
+        ["is", "full"] => {
+            let status = scene.facts_mut(member).etcd.status.as_mut().expect("etcd answers");
+            status.alarms.push(AlarmSeen { member_id: status.member_id, kind: String::from("NOSPACE") });
+        }
         ["binary", version] => scene.facts_mut(member).etcd.binary = BinarySeen::Version((*version).to_owned()),
         _ => panic!("{member} does not know: {words:?}"),
     }

@@ -62,7 +62,7 @@ async fn new_clusters(context: &Context, options: &cli::Up) -> Result<Vec<Cluste
     let members = options.members.unwrap_or(MEMBERS);
     let found = found_version(context).await?.map(|(_, version)| version);
     let etcd = options.etcd_version.or(found).unwrap_or(versions::DEFAULT);
-    let hint = "names have lower case letters, digits and hyphens";
+    let hint = "choose a name such as `demo-1`";
     let spec = generated_postgres(&options.name, members.into(), newest_there()?, etcd);
     let spec = spec.map_err(|e| Error::refused(e.to_string(), hint))?;
     agree(members, options.yes)?;

@@ -75,6 +75,7 @@ pub(crate) fn wish(spec: &ClusterSpec, ledger: &Ledger, brought: &Brought, token
         awaits_restore: awaits_restore.clone(),
         highest_revision: *highest_revision,
         auth: spec.auth.bootstrap.then(|| auth(spec, ledger, brought)),
+        quota: spec.etcd.quota,
     }
 }
 

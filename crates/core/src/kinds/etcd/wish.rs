@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::Timestamp;
 
 use super::{AuthRecord, Formation, FormedWith, LostMajority, Permission};
+use crate::spec::Size;
 
 #[derive(Clone, PartialEq, Debug)]
 pub struct Wish {
@@ -29,6 +30,8 @@ pub struct Wish {
     /// The highest revision ever seen.
     pub highest_revision: u64,
     pub auth: Option<AuthWish>,
+    /// Space quota of the database.
+    pub quota: Size,
 }
 
 /// What all members are restored from.

@@ -107,7 +107,7 @@ fn member_count(cluster: &Cluster, found: &mut Findings) {
 
 fn release(cluster: &Cluster, found: &mut Findings) {
     let at = || cluster.at("etcd.version");
-    let hint = || format!("the default, {}, does not have this defect", versions::DEFAULT);
+    let hint = || format!("{} does not have this defect", versions::DEFAULT);
     match versions::gate(cluster.spec.etcd.version) {
         Gate::Fine => {}
         Gate::Warned(warnings) => {

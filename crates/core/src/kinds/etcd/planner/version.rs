@@ -3,6 +3,7 @@
 
 use super::{log, program};
 use crate::kinds::etcd::cluster::Listed;
+use crate::kinds::etcd::safety;
 use crate::kinds::etcd::versions::{self, Path};
 use crate::kinds::etcd::{EtcdStatus, Formation};
 use crate::model::Version;
@@ -15,7 +16,7 @@ pub(crate) const FORMAT_TOLD: Version = Version::new(3, 6, 0);
 /// Whether machines may get their configuration now. A member that starts later runs the version in its configuration. An older version
 /// could not start before etcd has agreed to a downgrade, nor a newer one on a log that it cannot read.
 pub(crate) fn may_configure(view: &View<'_>, decision: &mut Decision) -> bool {
-    match path(view) {
+    match safety::quota_has_room(view).and_then(|()| path(view)) {
         Err(because) => {
             decision.block(because);
             false

@@ -5,6 +5,7 @@ mod renewal;
 pub mod requests;
 pub mod restore;
 pub mod revision;
+mod space;
 
 use std::collections::BTreeSet;
 
@@ -21,6 +22,7 @@ use crate::planner::{Action, Change, UnsafeBecause, View};
 
 pub(crate) use log::{Log, log_of, may_join_this_log, reader};
 pub use renewal::{may_renew, may_replace};
+pub(crate) use space::quota_has_room;
 
 pub use crate::planner::voters::{Strength, Voters, failures_survived, healthy_of, quorum};
 
