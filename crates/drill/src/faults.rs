@@ -21,8 +21,8 @@ const PAUSED: Duration = Duration::from_millis(400);
 const RUNS: Duration = Duration::from_millis(100);
 /// Between the copy of a data directory and the day it comes back.
 const AGES: Duration = Duration::from_secs(3);
-/// How long it may take until etcd needs more room than it has set aside.
-const FILLING: Duration = Duration::from_secs(40);
+/// How long it may take until etcd needs more room than it has set aside: megabytes, and on a busy machine clients write little.
+const FILLING: Duration = Duration::from_secs(150);
 /// Each way.
 const DELAY: u32 = 100;
 
