@@ -28,6 +28,8 @@ use crate::secrets;
 const ENROLMENT_TIME: SignedDuration = SignedDuration::from_hours(1);
 /// The time limit for notifying a front about a member that is about to be stopped.
 const TELLING: Duration = Duration::from_secs(3);
+/// How long a member still runs after a front was notified. Fronts look for it every 100 ms; until then they open connections to it.
+const NOTICED: Duration = Duration::from_millis(300);
 
 impl Controller {
     /// Carries out the steps of one decision.
@@ -287,6 +289,9 @@ impl Controller {
         let order = Order::Drain { member: member.clone(), for_ms };
         let there = fronts.iter().filter(|front| self.sight.agent(front).is_some());
         let told = join_all(there.map(|front| tokio::time::timeout(TELLING, self.order(front, order.clone())))).await;
+        if time.is_some() && told.iter().any(|told| matches!(told, Ok(Ok(())))) {
+            tokio::time::sleep(NOTICED).await;
+        }
         !told.is_empty()
     }
 
