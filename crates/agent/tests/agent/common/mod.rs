@@ -335,7 +335,8 @@ impl Machine {
         pids.filter(ours).collect()
     }
 
-    /// One that is killed has ended afterwards: until then an agent that starts would find it, and files come and go.
+    /// One that is killed has ended afterwards: until then an agent that starts would find it, and files come and go. One that is stopped
+    /// stands still: the kernel stops threads that run elsewhere some time later, and until then they answer.
     pub fn signal_etcd(&self, signal: Signal) {
         for pid in self.etcds().into_iter().filter_map(Pid::from_raw) {
             let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) else { continue };
@@ -345,8 +346,29 @@ impl Machine {
                 let ended = poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&patience));
                 assert_eq!(ended, Ok(1), "it does not end");
             }
+            if signal == Signal::STOP {
+                eventually_still(pid);
+            }
         }
     }
+}
+
+fn eventually_still(pid: Pid) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !stands_still(pid) {
+        assert!(Instant::now() < deadline, "it does not stop");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Whether every thread is stopped, or has ended.
+fn stands_still(pid: Pid) -> bool {
+    let Ok(threads) = fs::read_dir(format!("/proc/{}/task", pid.as_raw_nonzero())) else { return true };
+    let state = |thread: fs::DirEntry| {
+        let stat = fs::read_to_string(thread.path().join("stat")).ok()?;
+        stat.rsplit_once(") ")?.1.chars().next()
+    };
+    threads.flatten().filter_map(state).all(|state| matches!(state, 'T' | 'X' | 'Z'))
 }
 
 impl Drop for Machine {
