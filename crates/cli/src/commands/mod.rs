@@ -144,14 +144,27 @@ fn agree(context: &Context, yes: bool, steps: usize) -> Result<(), Error> {
     if yes || steps == 0 {
         return Ok(());
     }
+    let these = if steps == 1 { String::from("this step") } else { format!("these {steps} steps") };
+    confirm(&format!("apply {these}?"))
+}
+
+/// Asks whether to record a request. If nothing can be done yet, a later run carries it out without another look at it.
+fn agree_to_request(context: &Context, yes: bool, steps: usize) -> Result<(), Error> {
+    if yes || steps > 0 {
+        return agree(context, yes, steps);
+    }
+    context.as_shown.set(true);
+    confirm("nothing can be done yet; request it, and wait?")
+}
+
+fn confirm(question: &str) -> Result<(), Error> {
     if !output::can_ask() {
         return Err(Error::refused(
             "there is no terminal to ask for confirmation",
             "pass --yes to apply without asking",
         ));
     }
-    let these = if steps == 1 { String::from("this step") } else { format!("these {steps} steps") };
-    match output::ask(&format!("apply {these}? [y/N] "))?.to_ascii_lowercase().as_str() {
+    match output::ask(&format!("{question} [y/N] "))?.to_ascii_lowercase().as_str() {
         "y" | "yes" => Ok(()),
         _ => Err(Error::Declined),
     }

@@ -5,7 +5,7 @@ use quorate_control::verbs::Cluster;
 use quorate_control::verbs::reboot::{self, Options, Reboot, Rebooted};
 use serde::Serialize;
 
-use super::{Context, agree, conclude, refused, run_loop};
+use super::{Context, agree_to_request, conclude, refused, run_loop};
 use crate::cli::{self, Format};
 use crate::error::Error;
 use crate::exit::Exit;
@@ -35,7 +35,7 @@ pub async fn run(context: &Context, options: cli::Reboot) -> Result<Exit, Error>
     if !json {
         context.show_plan(&options.name, &reboot.plan)?;
     }
-    agree(context, options.yes, reboot.plan.steps.len())?;
+    agree_to_request(context, options.yes, reboot.plan.steps.len())?;
     let change = |ledger: &mut _| reboot.note(ledger);
     let outcome = run_loop(context, &cluster.spec, &cluster.brought, "reboot", change).await?;
     let machines = reboot.outcome(&outcome.seen);

@@ -3,7 +3,7 @@
 use quorate_control::verbs::Cluster;
 use quorate_control::verbs::switchover::{self, Switchover};
 
-use super::{Context, agree, conclude, refused, run_loop};
+use super::{Context, agree_to_request, conclude, refused, run_loop};
 use crate::cli;
 use crate::error::Error;
 use crate::exit::Exit;
@@ -19,7 +19,7 @@ pub async fn run(context: &Context, options: cli::Switchover) -> Result<Exit, Er
         return Ok(refused(&options.name, &switchover.refused));
     }
     context.show_plan(&options.name, &switchover.plan)?;
-    agree(context, options.yes, switchover.plan.steps.len())?;
+    agree_to_request(context, options.yes, switchover.plan.steps.len())?;
     let change = |ledger: &mut _| switchover.note(ledger);
     let outcome = run_loop(context, &cluster.spec, &cluster.brought, "switchover", change).await?;
     conclude(context, outcome)

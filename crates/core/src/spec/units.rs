@@ -215,6 +215,11 @@ impl Size {
     pub const fn gibibytes(number: u64) -> Self {
         Self(number << 30)
     }
+
+    /// To whole mebibytes, which people can read.
+    pub const fn rounded_up(bytes: u64) -> Self {
+        Self(bytes.div_ceil(1 << 20).saturating_mul(1 << 20))
+    }
 }
 
 /// Largest first, as writing needs it.

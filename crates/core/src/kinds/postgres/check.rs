@@ -1,5 +1,7 @@
 //! Checks of a PostgreSQL cluster: its etcd, its members, and settings that Patroni would refuse, silently change or overwrite.
 
+mod memory;
+
 use super::parameters::{self, Wrong};
 use super::spec::{Dcs, Haproxy, Pgbouncer, PostgresSettings, Synchronous, Tags, WatchdogMode};
 use super::{BACKUP_PORT, CLIENT_PORT, REPLICATOR, REST_PORT, REWINDER, SUPERUSER, hba, repository, reserved};
@@ -8,9 +10,7 @@ use crate::model::AGENT_PORT;
 use crate::providers::MachineKind;
 use crate::spec::check::other_etcd::{WayIn, endpoints};
 use crate::spec::check::{Cluster, Findings};
-use crate::spec::{
-    ClusterSpec, Destination, Firewall, HostFacts, Kind, MemberSpec, Millis, Name, S3Destination, Size, Spec,
-};
+use crate::spec::{ClusterSpec, Destination, Firewall, HostFacts, Kind, MemberSpec, Millis, Name, S3Destination, Spec};
 
 /// Patroni silently raises smaller values to these.
 const SHORTEST_TTL: Millis = Millis(20_000);
@@ -50,11 +50,8 @@ pub(crate) fn check(cluster: &Cluster, all: &Spec, host: &HostFacts, found: &mut
 /// Reserved ports on every member, with their owners. On a separate machine, only the agent's port is reserved.
 const TAKEN: [(u16, &str); 4] =
     [(CLIENT_PORT, "PostgreSQL"), (REST_PORT, "Patroni"), (BACKUP_PORT, "pgBackRest"), (AGENT_PORT, "quorate's agent")];
-/// The defaults of PostgreSQL and Patroni.
+/// The default of PostgreSQL and Patroni.
 const USUAL_CONNECTIONS: u32 = 100;
-/// 4MB in kB, and 128MB in pages.
-const USUAL_WORK_MEM: f64 = 4096.0;
-const USUAL_BUFFERS: f64 = 16384.0;
 const SHORTEST_CHECK: Millis = Millis(200);
 const LONGEST_DRAIN: Millis = Millis(300_000);
 
@@ -512,7 +509,7 @@ fn parameters(cluster: &Cluster, postgres: &PostgresSettings, host: &HostFacts, 
             found.error(at, message, "use `replica` or `logical`");
         }
     }
-    memory(cluster, postgres, host, found);
+    memory::check(cluster, postgres, host, found);
 }
 
 /// Without `strict` there is no promise to keep every commit, so it is not refused.
@@ -522,72 +519,6 @@ fn confirmed_early(at: String, value: &str, synchronous: &Synchronous, found: &m
         Some(Wrong { message, hint }) => found.warning(at, message, hint),
         None => {}
     }
-}
-
-/// PostgreSQL does not start if it cannot have this memory.
-fn memory(cluster: &Cluster, postgres: &PostgresSettings, host: &HostFacts, found: &mut Findings) {
-    let at = |name: &str| cluster.at(&format!("postgres.parameters.{name}"));
-    let value = |name: &str| postgres.parameters.get(name).map(|value| value.0.as_str());
-    let buffers = value("shared_buffers").and_then(|text| parameters::number(text, "8kB"));
-    match (buffers, cluster.memory(host)) {
-        (Some(buffers), Some((machine, _))) if buffers * 8192.0 >= machine as f64 => {
-            let machine = mebibytes(machine);
-            let message =
-                format!("`shared_buffers` is more than the memory of the machine, {machine}: PostgreSQL cannot start");
-            found.error(at("shared_buffers"), message, "a quarter of the memory is usual");
-        }
-        (_, Some(machine)) => memory_of_connections(cluster, postgres, machine, found),
-        (_, None) => {}
-    }
-    if value("huge_pages").is_some_and(|value| value.eq_ignore_ascii_case("on")) {
-        let message = "with `huge_pages` `on` PostgreSQL does not start where the machine has too few huge pages";
-        let hint = "reserve them on the machines (`vm.nr_hugepages`), or use `try`, which continues without";
-        found.warning(at("huge_pages"), message, hint);
-    } else if value("huge_page_size").is_some() && value("huge_pages").is_some_and(|value| value == "off") {
-        let message = "`huge_page_size` has no effect while `huge_pages` is `off`";
-        found.warning(at("huge_page_size"), message, "leave one of them out");
-    }
-}
-
-/// Connections seldom take all of it at once, so it is not refused. When they do, the kernel ends PostgreSQL.
-fn memory_of_connections(
-    cluster: &Cluster,
-    postgres: &PostgresSettings,
-    (machine, whose): (u64, &str),
-    found: &mut Findings,
-) {
-    let names = ["work_mem", "max_connections", "shared_buffers"];
-    let set = |name: &str| postgres.parameters.get(name).map(|value| value.0.as_str());
-    // A refused value says nothing about the memory.
-    let is_refused =
-        |name: &str| set(name).is_some_and(|text| parameters::wrong(postgres.version, name, text).is_some());
-    let Some(first) = names.into_iter().find(|name| set(name).is_some()) else { return };
-    if names.into_iter().any(is_refused) {
-        return;
-    }
-    let value =
-        |name: &str, unit: &str, usual: f64| set(name).and_then(|text| parameters::number(text, unit)).unwrap_or(usual);
-    let connections = value("max_connections", "", f64::from(USUAL_CONNECTIONS));
-    let (work, buffers) = (value("work_mem", "kB", USUAL_WORK_MEM), value("shared_buffers", "8kB", USUAL_BUFFERS));
-    let (work, buffers) = (work * 1024.0, buffers * 8192.0);
-    let all = connections * work + buffers;
-    if all <= machine as f64 {
-        return;
-    }
-    let message = format!(
-        "{connections} connections with `work_mem` {} and {} of `shared_buffers` may take {}, and the memory of {whose} is {}",
-        Size(work as u64),
-        Size(buffers as u64),
-        mebibytes((all as u64).saturating_add((1 << 20) - 1)),
-        mebibytes(machine)
-    );
-    let hint = "lower `work_mem`, which a query can use several times, `max_connections` or `shared_buffers`";
-    found.warning(cluster.at(&format!("postgres.parameters.{first}")), message, hint);
-}
-
-/// In a unit that people can read.
-fn mebibytes(bytes: u64) -> Size {
-    Size((bytes >> 20) << 20)
 }
 
 fn rules_of_access(cluster: &Cluster, postgres: &PostgresSettings, found: &mut Findings) {

@@ -16,7 +16,7 @@ pub(crate) fn quota_has_room(view: &View<'_>) -> Result<(), UnsafeBecause> {
         let Some(status) = &facts.etcd.status else { continue };
         let is_full = status.alarms.iter().any(|alarm| alarm.kind == NOSPACE);
         if quota.0 > 0 && status.db_size >= quota.0 && !is_full && gets_other_settings(wish, facts) {
-            let size = rounded_up(status.db_size);
+            let size = Size::rounded_up(status.db_size);
             return Err(UnsafeBecause::NotReady {
                 member: member.clone(),
                 why: format!("its database has {size} and the quota would be {quota}, so etcd would refuse all writes"),
@@ -31,10 +31,4 @@ pub(crate) fn quota_has_room(view: &View<'_>) -> Result<(), UnsafeBecause> {
 
 fn gets_other_settings(wish: &DesiredMember, facts: &Facts) -> bool {
     facts.node_config.as_ref().is_some_and(|(_, digest)| *digest != wish.digest)
-}
-
-/// To a unit that people can read.
-fn rounded_up(bytes: u64) -> Size {
-    const MEBIBYTE: u64 = 1 << 20;
-    Size(bytes.div_ceil(MEBIBYTE).saturating_mul(MEBIBYTE))
 }
