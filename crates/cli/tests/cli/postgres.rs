@@ -330,6 +330,15 @@ fn the_primary_moves_on_request_and_only_to_a_standby_with_all_commits() {
     assert!(unasked.contains(&format!("switch the primary from {before} to {synchronous}")), "{unasked}");
     assert_eq!(shop.primary(), before);
 
+    // Nor is a request recorded that cannot begin yet.
+    let agents = [&synchronous, &other].map(|member| shop.process(member, " agent --root ").expect("its agent"));
+    agents.iter().for_each(|agent| signal(*agent, "STOP"));
+    let unasked = shop.sandbox.quorate(&["switchover", "shop"]);
+    agents.iter().for_each(|agent| signal(*agent, "CONT"));
+    unasked.fails();
+    assert_eq!(shop.sandbox.quorate(&["requests", "shop", "--output", "json"]).json(), serde_json::json!([]));
+    eventually("all is well", 60, || shop.status()["verdict"] == "healthy");
+
     switchover(&["--to", &synchronous]).ok();
     assert_eq!(shop.primary(), synchronous);
     let open = shop.sandbox.quorate(&["requests", "shop", "--output", "json"]).json();

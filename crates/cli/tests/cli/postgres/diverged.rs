@@ -78,6 +78,8 @@ fn a_former_primary_is_rewound_or_gets_a_new_machine() {
     let status = shop.status();
     let unhealthy = status["members"].as_array().unwrap().iter().filter(|member| member["health"] != "healthy");
     assert_eq!(unhealthy.map(|member| member["member"].as_str().unwrap()).collect::<Vec<_>>(), [&former]);
+    let log = shop.sandbox.quorate(&["logs", "shop", &former, "--lines", "1000"]).ok().stdout;
+    assert!(log.contains(&format!("I am {former}")), "{log}");
     let replaced = shop.sandbox.quorate(&["replace", "shop", &former, "--yes"]).ok().text();
     assert!(replaced.contains(&format!("clone the data to {former} and start it as a replica")), "{replaced}");
     assert_eq!(shop.status()["verdict"], "healthy");
