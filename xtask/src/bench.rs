@@ -31,7 +31,7 @@ use clap::Subcommand;
 
 use crate::host;
 use crate::lab::{Lab, Version};
-use crate::static_build::{self, Build};
+use crate::static_build;
 use crate::test::build;
 
 /// Of the benches that CI runs.
@@ -87,14 +87,21 @@ pub fn run(lab: &Lab, bench: &Bench) -> Result<()> {
 
 #[derive(clap::Args)]
 pub struct Measured {
-    /// Measure the labs' static program, which is hardly optimized, instead of a release build
-    #[arg(long = "static")]
+    /// Measure the static program that people install, instead of a release build for this machine
+    #[arg(long = "static", conflicts_with = "unoptimized")]
     static_program: bool,
+    /// Measure the program of the tests, which is not optimized: it takes longer, and more memory
+    #[arg(long)]
+    unoptimized: bool,
 }
 
 impl Measured {
     fn programs(&self) -> Programs {
-        if self.static_program { Programs::Static } else { Programs::Release }
+        match self {
+            Measured { unoptimized: true, .. } => Programs::Unoptimized,
+            Measured { static_program: true, .. } => Programs::Static,
+            _ => Programs::Release,
+        }
     }
 }
 
@@ -103,8 +110,10 @@ impl Measured {
 enum Programs {
     /// As users build them.
     Release,
-    /// The static program of the labs, with examples from the build of the tests. A run of CI has both already.
+    /// The static program, with examples from the build of the tests.
     Static,
+    /// From the build of the tests, which a run of CI has already.
+    Unoptimized,
 }
 
 /// The programs that are measured, and the place where they run. Clusters and files there end with it.
@@ -129,7 +138,11 @@ impl Programs {
                 let programs = host::release_directory()?;
                 Ok((programs.join("quorate"), programs.join("examples")))
             }
-            Programs::Static => Ok((static_build::build(Build::Quick)?, build::programs()?.join("examples"))),
+            Programs::Static => Ok((static_build::build()?, build::programs()?.join("examples"))),
+            Programs::Unoptimized => {
+                let programs = build::programs()?;
+                Ok((programs.join("quorate"), programs.join("examples")))
+            }
         }
     }
 }

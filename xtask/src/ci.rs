@@ -65,11 +65,9 @@ fn processor_time(stat: &str) -> Option<u64> {
 const STEPS: &[Step] = &[
     Step::new("prepare", &["prepare"], &[]),
     Step::new("build", &["test", "--no-run"], &[]),
-    // The static program of the benches and labs. It has a separate directory, so cargo builds it next to the tests. Not before
-    // the packages are there: two calls of apt at once fail.
-    Step::new("static", &["static", "--quick"], &["prepare"]).giving_way(10),
-    // Cargo would make it wait for the build. Nothing waits for it.
-    Step::new("lint", &["lint"], &[]).after(&["build"]).giving_way(19),
+    Step::new("static", &["static", "--lab"], &["build"]),
+    // Clippy compiled the tests.
+    Step::new("lint", &["lint", "--without-clippy"], &[]).after(&["build"]).giving_way(19),
     Step::new("test", &["test", "--only", "clusters"], &["prepare", "build"]),
     // Nothing waits for it. The model check takes longer than all tests on clusters, which leave it only what they do not use.
     Step::new("rules", &["test", "--only", "rules"], &["prepare", "build"]).giving_way(15),
@@ -78,8 +76,8 @@ const STEPS: &[Step] = &[
     Step::new("drill postgres", &["drill", "--kind", "postgres", "--quick"], &["prepare", "build"]).after(&["drill"]),
     Step::new(
         "bench backup",
-        &["bench", "backup", "--size", "128MiB", "--noisy", "--static"],
-        &["prepare", "build", "static"],
+        &["bench", "backup", "--size", "128MiB", "--noisy", "--unoptimized"],
+        &["prepare", "build"],
     )
     .after(&["drill postgres"]),
     Step::new("image", &["lab", "libvirt", "--core", "--prepare"], &["prepare", "static"]).giving_way(10),
@@ -198,6 +196,7 @@ fn begin(step: usize, news: &Sender<News>) -> Result<()> {
     let mut command = Command::new("nice");
     command.arg(format!("-n{gives_way}")).arg(&this);
     command.args(*words).env(IS_STEP, "1");
+    command.env(build::LINT, "1");
     if needs.contains(&"build") {
         command.env(build::BUILT, "1");
     }

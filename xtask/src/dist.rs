@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::host::{self, Need};
 use crate::lab::{self, Lab};
-use crate::static_build::{self, Build};
+use crate::static_build;
 
 pub const NEEDS: [Need; 3] = [
     Need::Command { name: "dpkg-deb", package: "dpkg" },
@@ -58,7 +58,7 @@ pub fn run(lab: &Lab, options: &Options) -> Result<()> {
     host::install_missing(&NEEDS)?;
     let program = match &options.program {
         Some(program) => program.clone(),
-        None => static_build::build(Build::Release)?,
+        None => static_build::build()?,
     };
     let out = host::target_directory()?.join("dist");
     let _ = fs::remove_dir_all(&out);

@@ -27,7 +27,6 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use lab::Lab;
-use static_build::Build;
 
 /// Chores of the quorate project
 #[derive(Parser)]
@@ -56,7 +55,11 @@ enum Verb {
         programs: Vec<std::path::PathBuf>,
     },
     /// Check formatting, clippy, the purity of core, the ban on unsafe code, dependencies and Markdown
-    Lint,
+    Lint {
+        /// Leave clippy out, because the tests were compiled by it
+        #[arg(long)]
+        without_clippy: bool,
+    },
     /// Write docs/reference.md from the schema of the spec
     Reference,
     /// Print the lines outside its rooms that name a provider
@@ -88,9 +91,9 @@ enum Verb {
     },
     /// Build quorate as a program that needs no shared library, for machines of any kind
     Static {
-        /// As the labs use it: hardly optimized, so it is built in a fraction of the time, and larger
+        /// As the labs use it: linked from the build of the tests, not optimized, and with glibc instead of musl
         #[arg(long)]
-        quick: bool,
+        lab: bool,
     },
     /// Build what people install: a tarball, a Debian package, and their checksums, in target/dist
     Dist(dist::Options),
@@ -125,7 +128,7 @@ fn run(verb: Verb) -> anyhow::Result<()> {
         Verb::Weed => weed::run(&lab),
         Verb::Postgres => postgres::run(&lab),
         Verb::Parameters { programs } => parameters::run(&programs),
-        Verb::Lint => lint::run(),
+        Verb::Lint { without_clippy } => lint::run(without_clippy),
         Verb::Reference => reference::run(),
         Verb::Rooms { provider } => rooms::run(&provider),
         Verb::Ci => ci::run(),
@@ -134,7 +137,7 @@ fn run(verb: Verb) -> anyhow::Result<()> {
         Verb::Test { only, filter, arguments, .. } => test::run(&lab, only, filter.as_deref(), &arguments),
         Verb::Fuzz(options) => fuzz::run(&options),
         Verb::Model { filter } => model::run(filter.as_deref()),
-        Verb::Static { quick } => static_build::run(if quick { Build::Quick } else { Build::Release }),
+        Verb::Static { lab } => static_build::run(lab),
         Verb::Dist(options) => dist::run(&lab, &options),
         Verb::Demo => demo::run(&lab),
         Verb::Drill(options) => drill::run(&lab, &options),

@@ -1,5 +1,7 @@
-//! `cargo xtask static`: quorate as one program without shared libraries, so the agent starts on any Linux. It is linked with
-//! musl, and checked before it is called static.
+//! `cargo xtask static`: quorate as one program without shared libraries, so the agent starts on any Linux. What people install is linked
+//! with musl; the labs' program is in `lab_program.rs`. Both are checked before they are called static.
+
+pub mod lab_program;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,26 +17,8 @@ pub const NEEDS: [Need; 1] = [Need::Command { name: "musl-gcc", package: "musl-t
 /// For the linker: leaves out what only unwinding needs.
 const NO_UNWINDING: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/static_build/no_unwinding.ld");
 
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Build {
-    /// What people install.
-    Release,
-    /// The same code for the labs: hardly optimized, so it is built in a fraction of the time, and larger.
-    Quick,
-}
-
-impl Build {
-    /// Its profile in Cargo.toml, and where cargo puts the program.
-    fn profile(self) -> &'static str {
-        match self {
-            Build::Release => "release",
-            Build::Quick => "quick",
-        }
-    }
-}
-
-/// Builds it, and returns where it is.
-pub fn build(build: Build) -> Result<PathBuf> {
+/// Builds what people install, and returns where it is.
+pub fn build() -> Result<PathBuf> {
     let target = format!("{}-unknown-linux-musl", std::env::consts::ARCH);
     host::install_missing(&NEEDS)?;
     if host::find("rustup").is_some() {
@@ -43,16 +27,16 @@ pub fn build(build: Build) -> Result<PathBuf> {
     eprintln!("building quorate for {target}");
     let mut cargo = host::cargo()?;
     cargo.args(["rustc", "--locked", "--package", "quorate", "--bin", "quorate", "--target", &target]);
-    cargo.args(["--profile", build.profile(), "--", "-C", &format!("link-arg=-Wl,-T,{NO_UNWINDING}")]);
+    cargo.args(["--release", "--", "-C", &format!("link-arg=-Wl,-T,{NO_UNWINDING}")]);
     cargo.args(["-C", "link-arg=-Wl,--no-eh-frame-hdr"]);
     host::run(&mut cargo)?;
-    let program = host::target_directory()?.join(&target).join(build.profile()).join("quorate");
+    let program = host::target_directory()?.join(&target).join("release").join("quorate");
     check_static(&program)?;
     Ok(program)
 }
 
-pub fn run(how: Build) -> Result<()> {
-    let program = build(how)?;
+pub fn run(for_labs: bool) -> Result<()> {
+    let program = if for_labs { lab_program::build()? } else { build()? };
     let size = fs::metadata(&program).with_context(|| format!("cannot look at {}", program.display()))?.len();
     println!("{}  static, {:.1} MiB", program.display(), size as f64 / f64::from(1 << 20));
     Ok(())

@@ -22,7 +22,7 @@ use super::figures::{Samples, ratio, seconds, table, verdict};
 use super::{CLUSTER, Ground, process, words_inside};
 use crate::lab::{Lab, Version};
 use crate::labs::aws as lab_of_aws;
-use crate::static_build::{self, Build};
+use crate::static_build;
 use crate::test::build;
 use crate::{etcd, host};
 use lab_of_aws::Cloud;
@@ -74,7 +74,7 @@ fn enter(lab: &Lab, options: &Options) -> Result<()> {
     build::programs()?;
     let program = match &options.program {
         Some(program) => fs::canonicalize(program).with_context(|| format!("cannot find {}", program.display()))?,
-        None => static_build::build(Build::Release)?,
+        None => static_build::build()?,
     };
     let further = options.systems.then_some("--systems");
     let words = words_inside("aws", (options.rounds, options.members), &program, further)?;

@@ -163,7 +163,7 @@ fn build_load(programs: Programs) -> Result<std::path::PathBuf> {
             host::run(host::cargo()?.args(words))?;
             Ok(host::release_directory()?.join("examples/front_load"))
         }
-        Programs::Static => Ok(build::programs()?.join("examples/front_load")),
+        Programs::Static | Programs::Unoptimized => Ok(build::programs()?.join("examples/front_load")),
     }
 }
 

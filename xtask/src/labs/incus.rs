@@ -17,7 +17,7 @@ use crate::etcd;
 use crate::host::{self, Need};
 use crate::lab::Lab;
 use crate::postgres;
-use crate::static_build::{self, Build};
+use crate::static_build::lab_program;
 use crate::test::build;
 
 const NEEDS: [Need; 6] = [
@@ -118,7 +118,7 @@ pub fn prepare(lab: &Lab) -> Result<Prepared> {
     }
     install()?;
     etcd::run(lab, false)?;
-    let program = static_build::build(Build::Quick)?;
+    let program = lab_program::build()?;
     let image = image::build(lab, &program, IMAGE_FILE, &["--format", "incus"])?;
     Ok(Prepared { program, image, pods: None, postgres: None })
 }

@@ -21,7 +21,7 @@ use super::image;
 use crate::etcd;
 use crate::host::{self, Need};
 use crate::lab::Lab;
-use crate::static_build::{self, Build};
+use crate::static_build::lab_program;
 use crate::test::build;
 use cache::Cache;
 use cloud::Cloud;
@@ -99,7 +99,7 @@ pub fn prepare(lab: &Lab, options: &Options) -> Result<(Cache, Option<PathBuf>)>
 
 fn machine_image(lab: &Lab) -> Result<PathBuf> {
     etcd::run(lab, false)?;
-    let program = static_build::build(Build::Quick)?;
+    let program = lab_program::build()?;
     image::build(lab, &program, IMAGE, &[])
 }
 

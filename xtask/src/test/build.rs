@@ -66,6 +66,11 @@ pub fn test_names(listing: &str) -> Vec<String> {
 /// mean to wait for clippy, because both use the same directory.
 pub const BUILT: &str = "QUORATE_XTASK_BUILT";
 
+/// Runs in place of rustc for our own packages.
+const RUSTC: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/test/rustc.sh");
+/// Tells it to have clippy compile, and to fail on warnings. What is linted need not be compiled a second time then.
+pub const LINT: &str = "QUORATE_LINT";
+
 /// Compiles every test of the workspace, and with them the program `quorate` and the examples. Everything that is built without
 /// optimization comes from here: to build one package alone would build its dependencies a second time, with fewer features.
 /// What cargo says of it goes to stderr as it comes.
@@ -99,8 +104,14 @@ fn compile(messages: &Path) -> Result<()> {
     fs::create_dir_all(directory).with_context(|| format!("cannot create {}", directory.display()))?;
     let draft = messages.with_extension("draft");
     let file = File::create(&draft).with_context(|| format!("cannot write {}", draft.display()))?;
+    cargo.env("RUSTC_WORKSPACE_WRAPPER", RUSTC).env("QUORATE_COMPILATION", note()?);
     host::run(cargo.stdout(file)).context("the tests do not compile")?;
     fs::rename(&draft, messages).with_context(|| format!("cannot write {}", messages.display()))
+}
+
+/// How the program was compiled: what rustc was told, and in a file with `.env` at its end the environment.
+pub fn note() -> Result<PathBuf> {
+    Ok(host::target_directory()?.join("tests/compilation"))
 }
 
 fn messages_file() -> Result<PathBuf> {

@@ -9,7 +9,7 @@ use anyhow::Result;
 
 use crate::lab::Lab;
 use crate::labs::image;
-use crate::static_build::{self, Build};
+use crate::static_build::lab_program;
 
 const IMAGE: &str = "machine.qcow2";
 const CLOUD_INIT_IMAGE: &str = "cloud-init.qcow2";
@@ -38,7 +38,7 @@ pub struct Machine {
 impl Machine {
     /// Builds what is not there yet. It needs the network, so it is done outside of the lab's namespaces.
     pub fn prepare(lab: &Lab, wanted: Wanted) -> Result<Self> {
-        let program = static_build::build(Build::Quick)?;
+        let program = lab_program::build()?;
         let image = image::build(lab, &program, IMAGE, &[])?;
         let packages: Vec<&str> = CLOUD_INIT_PACKAGES.iter().flat_map(|name| ["--package", name]).collect();
         let options = [&["--cloud-init"], &packages[..]].concat();
