@@ -88,6 +88,7 @@ impl World {
             }
             Action::TakeRaftSnapshot { member } => {
                 self.touched = true;
+                self.machines.get_mut(member).into_iter().for_each(|machine| machine.hangs = false);
                 self.on(member, |facts| {
                     if let OldEntries::Until { index, snapshot, due } = &mut facts.etcd.old_entries {
                         (*snapshot, *due) = (*index + 1, true);
@@ -316,8 +317,11 @@ impl World {
         self.remember_auth(desired);
         let wish = desired.members.get(member);
         let digest = wish.map(|m| m.service_digest.clone()).unwrap_or_default();
-        if let (Some(wish), Some(machine)) = (wish, self.machines.get(member)) {
-            self.versions.insert(machine.peer_url(), wish.etcd_version.clone());
+        if let Some(machine) = self.machines.get_mut(member) {
+            machine.hangs = false;
+            if let Some(wish) = wish {
+                self.versions.insert(machine.peer_url(), wish.etcd_version.clone());
+            }
         }
         self.on(member, |facts| {
             facts.etcd.service = running(digest);
