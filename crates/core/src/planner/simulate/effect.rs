@@ -16,6 +16,7 @@ use crate::model::{
     FixtureSeen, MemberName, PackagesSeen, Plane, PowerState, SecretKind, Seen, ServiceState, Stamp,
 };
 use crate::planner::{Action, remember};
+use crate::providers::MachineKind;
 use crate::spec::Signer;
 
 /// The name of a load balancer that does not exist yet.
@@ -304,6 +305,9 @@ impl World {
             facts.etcd.binary = BinarySeen::Version(version);
             if let Some(wish) = &desired.postgres {
                 let found = facts.postgres.get_or_insert_with(|| Box::new(postgres::simulate::blank(wish)));
+                if desired.machines == MachineKind::Process {
+                    postgres::simulate::find_programs(found, wish);
+                }
                 found.rotation = wish.rotation.as_ref().and_then(|rotation| rotation.mark.clone());
             }
             for (plane, trust) in trusted(desired) {
