@@ -50,6 +50,9 @@ impl Agent {
         self.put_files(old, NodeConfig::clone(config)).await?;
         self.put_host(config).await?;
         let programs = self.postgres_programs_for(config, search.as_deref()).await;
+        if config.patroni().is_some() {
+            self.note_programs(fence, &in_place.digest, programs.missing());
+        }
         let take = |state: &mut State| {
             (state.node_config, state.etcd.binary, state.search) = (Some(in_place), binary, search);
             state.postgres.programs = programs;

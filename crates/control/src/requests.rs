@@ -4,7 +4,7 @@
 use jiff::Timestamp;
 use quorate_core::kinds::etcd::Formation;
 use quorate_core::kinds::postgres::{Rotation, RotationStage};
-use quorate_core::model::{Consent, Ledger};
+use quorate_core::model::{Consent, Ledger, MachineId, MemberName, MemberRecord};
 use serde::Serialize;
 
 use crate::home::Home;
@@ -35,7 +35,7 @@ pub struct Open {
     pub request: Kind,
     /// The request, in words.
     pub what: String,
-    /// Who confirmed it. Absent for a replacement, whose ledger entry names nobody; the history does.
+    /// Who confirmed it. Absent for a replacement, whose ledger entry names nobody, because quorate may have decided it; the history does.
     pub by: Option<String>,
     pub at: Option<Timestamp>,
     /// Whether it has begun: then it can be completed and not withdrawn. So is a restore of a cluster that has no other data.
@@ -64,14 +64,7 @@ pub fn open(ledger: &Ledger) -> Vec<Open> {
     open.extend(restore.map(|r| {
         confirmed(Kind::Restore, &format!("restore {}", r.source), &r.consent, ledger.postgres.restore_must_complete())
     }));
-    let replaced = ledger.members.iter().filter(|(_, record)| record.renewing.is_some());
-    open.extend(replaced.map(|(member, _)| Open {
-        request: Kind::Replace,
-        what: format!("move {member} to a new machine with its data"),
-        by: None,
-        at: None,
-        begun: true,
-    }));
+    open.extend(replacements(ledger));
     open.extend([false, true].into_iter().filter_map(|begun| reboots(ledger, begun)));
     open.extend(ledger.postgres.switchover.iter().map(|request| {
         let to = request.to.as_ref().map_or_else(|| String::from("another member"), ToString::to_string);
@@ -92,6 +85,30 @@ pub fn open(ledger: &Ledger) -> Vec<Open> {
     let now = ledger.without_grace.iter();
     open.extend(now.map(|c| confirmed(Kind::Now, "treat unreachable machines as dead", c, false)));
     open
+}
+
+/// Members that get another machine, those first whose current machine is still theirs.
+fn replacements(ledger: &Ledger) -> Vec<Open> {
+    let open = |what, begun| Open { request: Kind::Replace, what, by: None, at: None, begun };
+    let renewed = ledger.members.iter().filter(|(_, record)| record.renewing.is_some());
+    let renewed = renewed.map(|(member, record)| {
+        open(format!("move {member} to a new machine with its data"), renewal_has_begun(record))
+    });
+    let replaced = ledger.joined().filter(|member| member.is_former()).filter_map(|former| {
+        let seat = MemberName::from(former.seat());
+        let is_wanted = ledger.spec.members.iter().any(|member| member.name.as_str() == seat.as_str());
+        let next = ledger.members.get(&seat).filter(|_| is_wanted)?.incarnation;
+        Some(open(format!("replace machine {former} with {}", MachineId::new(&seat, next)), true))
+    });
+    let mut all: Vec<Open> = renewed.chain(replaced).collect();
+    all.sort_by_key(|open| open.begun);
+    all
+}
+
+/// Whether the machine has been deleted, and with it what the ledger knew of its configuration. If only that was not recorded any more, the
+/// machine is missing like a lost one, and its data stays all the same.
+fn renewal_has_begun(record: &MemberRecord) -> bool {
+    record.generation == 0 || record.renewing.is_some_and(|next| next <= record.incarnation.max(1))
 }
 
 /// The machines that should reboot, or were ordered to.
@@ -131,9 +148,15 @@ pub fn withdraw(home: &Home, name: &str, kind: Kind, now: Timestamp) -> Result<(
             let begun = |rotation: &Rotation| rotation.stage != RotationStage::Opening;
             ledger.postgres.rotation = ledger.postgres.rotation.take().filter(begun);
         }
+        Kind::Replace => {
+            for record in ledger.members.values_mut() {
+                let begun = renewal_has_begun(record);
+                record.renewing = record.renewing.filter(|_| begun);
+            }
+        }
         Kind::Downtime => ledger.downtime = None,
         Kind::Now => ledger.without_grace = None,
-        Kind::Destroy | Kind::Replace | Kind::Recover => {}
+        Kind::Destroy | Kind::Recover => {}
     })?;
     match (done, store.read()?.and_then(|ledger| ledger.lock)) {
         (false, Some(lock)) => Err(LedgerError::Locked { holder: Box::new(lock) }),
@@ -148,8 +171,9 @@ mod tests {
 
     use quorate_core::kinds::etcd::spec::ClientAuth;
     use quorate_core::kinds::etcd::versions::DEFAULT;
-    use quorate_core::kinds::etcd::{RecoveryRequest, RestoreWish};
+    use quorate_core::kinds::etcd::{FormingMember, RecoveryRequest, RestoreWish};
     use quorate_core::kinds::postgres;
+    use quorate_core::planner::remember;
     use quorate_core::spec::generated;
 
     use super::*;
@@ -187,6 +211,43 @@ mod tests {
         let left = home.store("demo").read().unwrap().unwrap();
         assert_eq!(kinds(&left), [Kind::Recover]);
         assert!(open(&left)[0].by.is_some() && !open(&left)[0].begun);
+    }
+
+    /// A cluster of three, with its members in the ledger.
+    fn bootstrapped() -> Ledger {
+        let mut ledger = ledger();
+        (ledger.etcd.recovery, ledger.etcd.restore, ledger.downtime) = (None, None, None);
+        let known = || FormingMember { machine_id: String::new(), peer_url: String::new(), learner: false };
+        let names: Vec<MemberName> = ledger.spec.members.iter().map(|m| m.name.as_str().into()).collect();
+        let members = names.iter().map(|name| (name.clone(), known())).collect();
+        ledger.etcd.formation = Formation::Formed { token: String::from("t"), etcd_cluster_id: 1, members };
+        let record = MemberRecord { incarnation: 1, generation: 3, ..MemberRecord::default() };
+        ledger.members = names.into_iter().map(|name| (name, record.clone())).collect();
+        ledger
+    }
+
+    #[test]
+    fn a_replacement_is_listed_and_is_withdrawn_while_the_member_has_its_machine() {
+        let directory = tempfile::tempdir().unwrap();
+        let home = Home::new(directory.path());
+        let mut ledger = bootstrapped();
+        assert!(open(&ledger).is_empty());
+        remember::renew(&mut ledger, &"etcd-1".into(), 2);
+        remember::renew(&mut ledger, &"etcd-2".into(), 2);
+        remember::raise_incarnation(&mut ledger, &"etcd-3".into());
+        // The machine of etcd-1 was deleted.
+        ledger.members.get_mut(&MemberName::from("etcd-1")).unwrap().generation = 0;
+        let listed = |ledger: &Ledger| {
+            let told = open(ledger).into_iter().map(|open| (open.what, open.begun));
+            told.collect::<Vec<_>>()
+        };
+        let renewed = |member: &str| format!("move {member} to a new machine with its data");
+        let begun = [(renewed("etcd-1"), true), (String::from("replace machine etcd-3.1 with etcd-3.2"), true)];
+        assert_eq!(listed(&ledger)[0], (renewed("etcd-2"), false));
+        assert_eq!(listed(&ledger)[1..], begun);
+        home.store("demo").write(&mut ledger).unwrap();
+        withdraw(&home, "demo", Kind::Replace, Timestamp::now()).unwrap();
+        assert_eq!(listed(&home.store("demo").read().unwrap().unwrap()), begun);
     }
 
     #[test]

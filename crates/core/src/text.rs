@@ -28,6 +28,21 @@ pub fn cut(text: &str, most: usize) -> Cow<'_, str> {
     }
 }
 
+/// The text with another word in place of a name. The name of a machine, `etcd-2.1`, is not that of its member.
+pub fn rename(text: &str, name: &str, to: &str) -> String {
+    let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '#' | '.');
+    let whole = |at: &usize| {
+        let after = text[at + name.len()..].trim_start_matches('.');
+        !text[..*at].ends_with(is_name) && !after.starts_with(is_name)
+    };
+    let found: Vec<usize> = text.match_indices(name).map(|(at, _)| at).filter(whole).collect();
+    let mut renamed = text.to_owned();
+    for at in found.into_iter().rev() {
+        renamed.replace_range(at..at + name.len(), to);
+    }
+    renamed
+}
+
 /// "1 step", "3 steps".
 pub fn plural<N: fmt::Display + PartialEq + From<u8>>(number: N, of: &str) -> String {
     let ending = if number == N::from(1) { "" } else { "s" };
@@ -58,6 +73,13 @@ mod tests {
         let inner = std::io::Error::other("disk full");
         let outer = std::io::Error::other(Wrapped(inner));
         assert_eq!(with_causes(&outer), "cannot write: disk full");
+    }
+
+    #[test]
+    fn names_are_replaced_where_they_stand_alone() {
+        let text = "move the leader from etcd-2 to etcd-20, then destroy etcd-2.1 of etcd-2.";
+        let expected = "move the leader from etcd-2.2 to etcd-20, then destroy etcd-2.1 of etcd-2.2.";
+        assert_eq!(rename(text, "etcd-2", "etcd-2.2"), expected);
     }
 
     #[test]

@@ -98,10 +98,12 @@ fn spec(clusters: usize) -> String {
     spec
 }
 
-/// Each cluster's plan begins with the number of its steps: `cluster c1: 22 steps`.
+/// Each cluster's plan begins with the number of its steps: `new cluster c1: 22 steps`.
 fn steps_in(plan: &str) -> usize {
-    let of_cluster =
-        |line: &str| line.strip_prefix("cluster ")?.split_once(": ")?.1.split(' ').next()?.parse::<usize>().ok();
+    let of_cluster = |line: &str| {
+        let head = line.trim_start_matches("new ").strip_prefix("cluster ")?;
+        head.split_once(": ")?.1.split(' ').next()?.parse::<usize>().ok()
+    };
     plan.lines().filter_map(of_cluster).sum::<usize>()
 }
 
@@ -156,7 +158,7 @@ mod tests {
 
     #[test]
     fn steps_are_counted_from_the_head_of_each_plan() {
-        let plan = "cluster c1: 2 steps\n  1-2. for etcd-1, etcd-2:\n         enrol\ncluster c2: nothing to do\n2 clusters: 2 steps\n";
+        let plan = "new cluster c1: 2 steps\n  1-2. for etcd-1, etcd-2:\n         enrol\ncluster c2: nothing to do\n2 clusters: 2 steps\n";
         assert_eq!(steps_in(plan), 2);
     }
 

@@ -130,6 +130,8 @@ pub enum Withdrawn {
     Recover,
     /// To restore a backup or a snapshot
     Restore,
+    /// To move members to new machines: those whose machine is deleted, or has a successor, go on
+    Replace,
     /// To reboot machines: those whose reboot has not begun stay up
     Reboot,
     /// To make another member the primary
@@ -149,6 +151,7 @@ impl Withdrawn {
         match self {
             Withdrawn::Recover => Kind::Recover,
             Withdrawn::Restore => Kind::Restore,
+            Withdrawn::Replace => Kind::Replace,
             Withdrawn::Reboot => Kind::Reboot,
             Withdrawn::Switchover => Kind::Switchover,
             Withdrawn::Passwords => Kind::Passwords,

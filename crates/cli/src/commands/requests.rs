@@ -31,6 +31,7 @@ pub fn run(context: &Context, options: cli::Requests) -> Result<Exit, Error> {
                 let other = context.command(&format!("restore {}", options.name));
                 ("the cluster has no other data", format!("{completes}; `{other}` restores something else instead"))
             }
+            Kind::Replace => ("the machine has been given up for a new one", completes),
             _ => ("it has begun", completes),
         };
         return Err(Error::refused(format!("{what}, so it cannot be withdrawn: {}", request.what), hint));
@@ -70,13 +71,14 @@ fn word(kind: Kind) -> Option<&'static str> {
     match kind {
         Kind::Recover => Some("recover"),
         Kind::Restore => Some("restore"),
+        Kind::Replace => Some("replace"),
         Kind::Reboot => Some("reboot"),
         Kind::Switchover => Some("switchover"),
         Kind::Passwords => Some("passwords"),
         Kind::Discard => Some("discard"),
         Kind::Downtime => Some("downtime"),
         Kind::Now => Some("now"),
-        Kind::Destroy | Kind::Replace => None,
+        Kind::Destroy => None,
     }
 }
 

@@ -23,7 +23,12 @@ pub fn page(context: &Context, ledger: &Ledger, status: &Status) -> Page {
             return page;
         }
         Verdict::Unformed | Verdict::Unknown => return page,
-        Verdict::Healthy | Verdict::Degraded | Verdict::Down => {}
+        // No client is served, and nothing is renewed.
+        Verdict::Down => {
+            listed(&mut page, "next", &[&context.command(&format!("status {name}"))]);
+            return page;
+        }
+        Verdict::Healthy | Verdict::Degraded => {}
     }
     let endpoints: Vec<&str> = status.members.iter().filter_map(|m| m.endpoint.as_deref()).collect();
     listed(&mut page, "endpoints", &endpoints);
@@ -103,6 +108,10 @@ mod tests {
     }
 
     fn shown(ledger: &Ledger, context: &Context) -> String {
+        shown_as(Verdict::Healthy, ledger, context)
+    }
+
+    fn shown_as(verdict: Verdict, ledger: &Ledger, context: &Context) -> String {
         let now = "2026-01-01T00:00:00Z".parse().unwrap();
         let machines = Seen::At(now, Default::default());
         let fixtures = Seen::At(now, Vec::new());
@@ -111,6 +120,7 @@ mod tests {
         status.members[0].endpoint = Some(String::from("https://127.64.0.1:2379"));
         if ledger.power == Power::On {
             status.renew_by = Some("2026-09-01T10:00:00Z".parse().unwrap());
+            (status.verdict, status.summary) = (verdict, String::from("as it is"));
         }
         page(context, ledger, &status).render(Look::default())
     }
@@ -119,7 +129,7 @@ mod tests {
     fn the_block_has_endpoints_commands_and_the_next_date() {
         let context = Context::new(Home::new("/h"), false);
         let expected = "
-cluster demo is down: 0 of 1 voter is healthy, quorum is 1
+cluster demo is as it is
   endpoints  https://127.64.0.1:2379
   next       eval \"$(quorate env demo)\"
              etcdctl member list
@@ -137,6 +147,13 @@ cluster demo is down: 0 of 1 voter is healthy, quorum is 1
         assert!(text.contains("root's was generated: `quorate --home '/my home' env demo` prints it"), "{text}");
         ledger.spec.auth.root_password_file = Some(PathBuf::from("/p"));
         assert!(shown(&ledger, &context).contains("root's is the one in /p"));
+    }
+
+    #[test]
+    fn of_a_cluster_that_is_down_nothing_is_promised() {
+        let context = Context::new(Home::new("/h"), false);
+        let text = shown_as(Verdict::Down, &ledger(ClientAuth::Certificate), &context);
+        assert_eq!(text, "\ncluster demo is as it is\n  next       quorate status demo\n");
     }
 
     #[test]

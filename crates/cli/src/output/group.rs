@@ -1,8 +1,8 @@
 //! Groups the steps of a plan: consecutive steps that are the same for several members become one entry with their names.
 
 use quorate_core::kinds::etcd::safety::Strength;
-use quorate_core::model::MemberName;
 use quorate_core::planner::{Effect, Plan, Step};
+use quorate_core::text::rename;
 
 /// One entry of a plan: one step, or the same steps for several members.
 pub struct Group<'a> {
@@ -11,7 +11,7 @@ pub struct Group<'a> {
     /// How many steps it stands for.
     steps: usize,
     /// Empty: a single step, whose text names its member.
-    pub members: Vec<&'a MemberName>,
+    pub members: Vec<String>,
     pub deeds: Vec<Deed<'a>>,
 }
 
@@ -35,8 +35,7 @@ impl Group<'_> {
     /// Members that are interrupted are interrupted one after another.
     pub fn who(&self) -> String {
         let in_turn = !self.is_harmless();
-        let names: Vec<&str> = self.members.iter().map(|member| member.as_str()).collect();
-        names.join(if in_turn { ", then " } else { ", " })
+        self.members.join(if in_turn { ", then " } else { ", " })
     }
 
     fn is_harmless(&self) -> bool {
@@ -55,9 +54,9 @@ pub fn groups(plan: &Plan) -> Vec<Group<'_>> {
     while at < all.len() {
         let run = run(plan, at);
         let deed = deed(plan, at, run > 1);
-        let members: Vec<&MemberName> = match run {
+        let members: Vec<String> = match run {
             1 => Vec::new(),
-            _ => all[at..at + run].iter().filter_map(|step| step.action.about()).collect(),
+            _ => (at..at + run).filter_map(|at| plan.name(at)).collect(),
         };
         // "For a, then b: stop each, start each" would read as if a were started before b is stopped.
         let joins = |last: &&mut Group<'_>| last.is_harmless() && is_harmless(&deed);
@@ -86,36 +85,23 @@ fn run(plan: &Plan, at: usize) -> usize {
 
 fn deed(plan: &Plan, at: usize, for_each: bool) -> Deed<'_> {
     let step = &plan.steps[at];
-    let (action, why) = (step.action.to_string(), step.why.to_string());
+    let why = step.why.to_string();
     let strength = plan.strengths.get(at).copied().flatten();
     match step.action.about().filter(|_| for_each) {
-        None => Deed { step, action, why, strength },
+        None => Deed { step, action: plan.action(at), why, strength },
         Some(member) => {
-            let (action, why) = (each(&action, member.as_str()), each(&why, member.as_str()));
+            // Only texts that become equal are grouped, so a name that is also a word of the sentence does no harm.
+            let each = |text: String| rename(&text, member.as_str(), "each");
+            let (action, why) = (each(step.action.to_string()), each(why));
             Deed { step, action, why, strength }
         }
     }
 }
 
-/// The text with "each" in place of the member. Only texts that become equal are grouped, so a name that is also a word
-/// of the sentence does no harm.
-fn each(text: &str, member: &str) -> String {
-    let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '#' | '.');
-    let whole = |at: &usize| {
-        let after = text[at + member.len()..].trim_start_matches('.');
-        !text[..*at].ends_with(is_name) && !after.starts_with(is_name)
-    };
-    let found: Vec<usize> = text.match_indices(member).map(|(at, _)| at).filter(whole).collect();
-    let mut replaced = text.to_owned();
-    for at in found.into_iter().rev() {
-        replaced.replace_range(at..at + member.len(), "each");
-    }
-    replaced
-}
-
 #[cfg(test)]
 mod tests {
-    use quorate_core::planner::{Action, Decision, Precondition, Reason};
+    use quorate_core::model::MachineId;
+    use quorate_core::planner::{Action, Precondition, Reason};
 
     use super::*;
 
@@ -124,7 +110,7 @@ mod tests {
             |(action, why): (Action, &str)| Step { action, why: Reason::new(why), expects: Precondition::Nothing };
         let steps: Vec<Step> = actions.into_iter().map(step).collect();
         let strengths = vec![None; steps.len()];
-        Plan { steps, changes: Vec::new(), strengths, end: Decision::default(), remarks: Vec::new() }
+        Plan { steps, strengths, ..Plan::default() }
     }
 
     fn enrol(member: &str) -> Action {
@@ -162,6 +148,19 @@ mod tests {
         ];
         assert_eq!(shown(&plan), expected);
         assert_eq!(groups(&plan)[0].deeds[0].why, "each is off");
+    }
+
+    #[test]
+    fn a_member_with_two_machines_is_named_by_the_one_that_is_meant() {
+        let mut plan = plan(vec![
+            (Action::StopEtcd { member: "etcd-2".into() }, "etcd-2 gets another machine"),
+            (enrol("etcd-1"), "new"),
+            (enrol("etcd-2"), "new"),
+        ]);
+        let machine = |incarnation| Some(MachineId::new(&"etcd-2".into(), incarnation));
+        plan.machines = vec![machine(1), None, machine(2)];
+        assert_eq!(shown(&plan), ["1 : stop etcd on etcd-2.1", "2-3 etcd-1, etcd-2.2: enrol the agent of each"]);
+        assert_eq!(groups(&plan)[0].deeds[0].why, "etcd-2 gets another machine", "the member");
     }
 
     #[test]

@@ -135,28 +135,43 @@ impl Line {
             let span = plain::text(span);
             let mut run = String::new();
             for word in words(&span) {
-                let length = word.chars().count();
-                let visible = word.trim_end().chars().count();
-                match width {
-                    Some((width, hang)) if column > hang && column + visible > width => {
-                        let kept = run.trim_end().len();
-                        run.truncate(kept);
-                        let _ = write!(run, "\n{:hang$}", "");
-                        column = hang;
-                        if !word.trim().is_empty() {
-                            run.push_str(word.trim_start());
-                            column += word.trim_start().chars().count();
-                        }
-                    }
-                    _ => {
-                        run.push_str(word);
-                        column += length;
-                    }
+                let Some((width, hang)) = width else {
+                    run.push_str(word);
+                    continue;
+                };
+                let mut rest = word;
+                if column > hang && column + visible(word) > width {
+                    run.truncate(run.trim_end().len());
+                    let _ = write!(run, "\n{:hang$}", "");
+                    column = hang;
+                    rest = word.trim_start();
                 }
+                // A terminal would continue it in its first column.
+                while hang < width && column + visible(rest) > width && !is_copied(rest) {
+                    let (fits, more) = split_at_column(rest, width.saturating_sub(column).max(1));
+                    let _ = write!(run, "{fits}\n{:hang$}", "");
+                    (column, rest) = (hang, more);
+                }
+                run.push_str(rest);
+                column += rest.chars().count();
             }
             paint(text, *style, &run, look.colour);
         }
     }
+}
+
+fn visible(word: &str) -> usize {
+    word.trim_end().chars().count()
+}
+
+/// A command or a setting stays in one piece, however long it is: a line break would be copied with it.
+fn is_copied(word: &str) -> bool {
+    word.contains('`')
+}
+
+fn split_at_column(word: &str, columns: usize) -> (&str, &str) {
+    let at = word.char_indices().nth(columns).map_or(word.len(), |(at, _)| at);
+    word.split_at(at)
 }
 
 /// Words with the white space behind them. What stands between backticks is one word: it is a command or a setting.
@@ -216,6 +231,24 @@ mod tests {
         let mut rows = Page::new();
         rows.whole(Style::Plain, &"column ".repeat(20));
         assert_eq!(rows.render(at(40)).lines().count(), 1);
+    }
+
+    #[test]
+    fn a_word_that_is_longer_than_a_line_continues_below_its_beginning() {
+        let mut page = Page::new();
+        page.line(
+            4,
+            [(Style::Plain, "  to "), (Style::Dim, &format!("/{}", "long/".repeat(13))), (Style::Plain, " or so")],
+        );
+        let text = page.render(at(40));
+        assert!(text.lines().all(|line| line.chars().count() <= 40), "{text}");
+        assert!(text.lines().skip(1).all(|line| line.starts_with("    ") && !line.starts_with("     ")), "{text}");
+        let whole = format!("  to /{} or so\n", "long/".repeat(13));
+        assert_eq!(text.replace("\n    ", ""), whole, "nothing is lost");
+        let mut command = Page::new();
+        let typed = format!("`quorate plan {}`", "long/".repeat(14));
+        command.plain(4, &format!("  run {typed}"));
+        assert!(command.render(at(40)).contains(&typed), "it can be copied");
     }
 
     #[test]

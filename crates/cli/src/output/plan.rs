@@ -61,7 +61,8 @@ pub fn page(cluster: &str, plan: &Plan, detail: Detail) -> Page {
         0 => String::from("no step can be taken"),
         number => plural(number, "step"),
     };
-    page.line(2, [(Style::Plain, "cluster "), (Style::Bold, cluster), (Style::Plain, &format!(": {head}"))]);
+    let begin = if plan.is_new { "new cluster " } else { "cluster " };
+    page.line(2, [(Style::Plain, begin), (Style::Bold, cluster), (Style::Plain, &format!(": {head}"))]);
     for remark in remarks {
         page.plain(4, &format!("  note: {}", remark.text));
     }
@@ -162,6 +163,7 @@ fn remedy(cluster: &str, because: &UnsafeBecause) -> String {
 #[derive(Debug, Serialize)]
 pub struct PlanJson {
     cluster: String,
+    new: bool,
     remarks: Vec<Remark>,
     changes: Vec<Change>,
     steps: Vec<StepJson>,
@@ -201,7 +203,7 @@ pub fn json(cluster: &str, plan: &Plan) -> PlanJson {
         number: index + 1,
         kind: action.kind(),
         member: action.member().map(ToString::to_string),
-        action: action.to_string(),
+        action: plan.action(index),
         because: why.to_string(),
         strength: *strength,
     };
@@ -216,6 +218,7 @@ pub fn json(cluster: &str, plan: &Plan) -> PlanJson {
     };
     PlanJson {
         cluster: cluster.to_owned(),
+        new: plan.is_new,
         remarks: plan.remarks.clone(),
         changes: plan.changes.clone(),
         steps: plan.steps.iter().zip(&plan.strengths).enumerate().map(step).collect(),
@@ -250,7 +253,8 @@ mod tests {
             before: Some(String::from("4GiB")),
             after: Some(String::from("6GiB")),
         };
-        Plan { steps, changes: vec![quota], strengths, end: Decision { steps: Vec::new(), waiting, blocked }, remarks }
+        let end = Decision { steps: Vec::new(), waiting, blocked };
+        Plan { steps, changes: vec![quota], strengths, end, remarks, ..Plan::default() }
     }
 
     fn shown(plan: &Plan, detail: Detail) -> String {
@@ -279,6 +283,13 @@ cluster demo: 2 steps
     }
 
     #[test]
+    fn a_name_that_nothing_is_known_of_is_a_new_cluster() {
+        let plan = Plan { is_new: true, ..plan() };
+        assert!(shown(&plan, Detail::Reasons).starts_with("new cluster demo: 2 steps\n"));
+        assert_eq!(serde_json::to_value(json("demo", &plan)).unwrap()["new"], true);
+    }
+
+    #[test]
     fn an_explained_plan_shows_the_fault_tolerance_during_each_step() {
         let text = shown(&plan(), Detail::Explained);
         let lines: Vec<&str> = text.lines().filter_map(|l| l.trim().strip_prefix("while it runs: ")).collect();
@@ -293,13 +304,7 @@ cluster demo: 2 steps
 
     #[test]
     fn a_converged_cluster_is_reported_as_such() {
-        let settled = Plan {
-            steps: Vec::new(),
-            changes: Vec::new(),
-            strengths: Vec::new(),
-            end: Decision::default(),
-            remarks: Vec::new(),
-        };
+        let settled = Plan::default();
         assert_eq!(shown(&settled, Detail::Explained), "cluster demo: nothing to do\n");
         let path = String::from("backup.schedule");
         let change = Change { path, before: Some(String::from("24h")), after: Some(String::from("12h")) };

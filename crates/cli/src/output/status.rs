@@ -289,7 +289,11 @@ mod tests {
             failures_survived: 0,
             members: vec![member("etcd-1", "healthy", None), member("etcd-2", "off", Some("its machine does not run"))],
             proxies: Vec::new(),
-            alarms: vec![AlarmStatus { member: String::from("etcd-1"), kind: String::from("NOSPACE") }],
+            alarms: vec![AlarmStatus {
+                member: String::from("etcd-1"),
+                kind: String::from("NOSPACE"),
+                has_room: false,
+            }],
             requests: Vec::new(),
             pending: Pending { steps: 1, ..Pending::default() },
             renew_by: None,
@@ -316,6 +320,16 @@ member; then `etcdctl alarm disarm`, as etcd does not lift the alarm by itself
 down: 1 of 2 voters are healthy, quorum is 2
 ";
         assert_eq!(full(&status()), expected);
+    }
+
+    #[test]
+    fn an_alarm_that_outlives_its_cause_has_another_remedy() {
+        let mut status = status();
+        status.alarms[0].has_room = true;
+        let text = full(&status);
+        let remedy =
+            "  remedy: `etcdctl alarm disarm`: there is room again, and etcd does not lift the alarm by itself\n";
+        assert!(text.contains(remedy) && !text.contains("raise `etcd.quota`"), "{text}");
     }
 
     #[test]

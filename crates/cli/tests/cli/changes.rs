@@ -225,6 +225,8 @@ fn a_healthy_member_is_replaced_and_the_leader_too() {
         let told = living.sandbox.quorate(&["replace", "c", member, "--yes"]).ok().text();
         let (promoted, removed) = (told.find("promote"), told.find(&format!("remove {member}.1")));
         assert!(promoted.is_some() && promoted < removed, "it grows before it shrinks: {told}");
+        let named = format!("promote {member}.2 to a voter");
+        assert!(told.contains(&named), "the plan names the new machine: {told}");
         living.assert_settled(3);
     }
 }

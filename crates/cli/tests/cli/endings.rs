@@ -60,6 +60,21 @@ fn a_full_quota_is_degraded_and_says_what_helps() {
         "{status}"
     );
     assert!(status.contains("etcdctl alarm disarm"), "{status}");
+
+    // There is room again, and the alarm is still set.
+    sandbox.file("c.yaml", &spec(1, &version, "quota: 1GiB", ""));
+    sandbox.quorate(&["apply", "c.yaml", "--yes", "--allow-downtime"]).ok();
+    sandbox.etcdctl(&version, "c", &["put", "k", "v"]).fails();
+    let status = sandbox.quorate(&["status", "c"]).expect(5).stdout;
+    assert!(status.contains("remedy: `etcdctl alarm disarm`: there is room again"), "{status}");
+    assert!(
+        status.contains("until the alarm NOSPACE is disarmed") && !status.contains("raise `etcd.quota`"),
+        "{status}"
+    );
+    assert_eq!(sandbox.status("c")["alarms"][0]["has_room"], true);
+    sandbox.etcdctl(&version, "c", &["alarm", "disarm"]).ok();
+    sandbox.etcdctl(&version, "c", &["put", "k", "v"]).ok();
+    sandbox.quorate(&["status", "c"]).ok();
 }
 
 #[test]

@@ -11,7 +11,9 @@ use quorate_control::ledger::Held;
 use quorate_control::verbs::consent;
 use quorate_core::kinds::etcd::spec::ClientAuth;
 use quorate_core::kinds::etcd::versions;
-use quorate_core::model::Ledger;
+use quorate_core::kinds::etcd::{Formation, FormingMember};
+use quorate_core::model::{Ledger, MemberRecord};
+use quorate_core::planner::remember;
 use quorate_core::spec::generated;
 use quorate_pki::{Authority, AuthoritySubject, KeyAlgorithm};
 use serde_json::Value;
@@ -289,6 +291,40 @@ fn open_requests_are_listed_and_withdrawn_unless_they_have_begun_or_somebody_is_
 }
 
 #[test]
+fn a_replacement_that_waits_is_withdrawn_and_one_that_has_begun_is_not() {
+    let operator = Operator::new();
+    let spec = generated("orders", 3, versions::DEFAULT, ClientAuth::Certificate).unwrap().clusters.remove(0);
+    let store = Home::new(operator.home.path().join("state")).store("orders");
+    let mut ledger = Ledger::new(String::from("id"), spec);
+    let known = || FormingMember { machine_id: String::new(), peer_url: String::new(), learner: false };
+    let members = ["etcd-1", "etcd-2", "etcd-3"].map(|name| (name.into(), known())).into();
+    ledger.etcd.formation = Formation::Formed { token: String::from("t"), etcd_cluster_id: 1, members };
+    let record = MemberRecord { incarnation: 1, generation: 1, ..MemberRecord::default() };
+    ledger.members = ["etcd-1", "etcd-2", "etcd-3"].map(|name| (name.into(), record.clone())).into();
+    remember::renew(&mut ledger, &"etcd-2".into(), 2);
+    store.write(&mut ledger).unwrap();
+    let listed = out(&operator.run(&["requests", "orders"]));
+    assert!(listed.contains("move etcd-2 to a new machine with its data\n  not begun; "), "{listed}");
+    let withdraw = ["requests", "orders", "--withdraw", "replace"];
+    let done = operator.run(&withdraw);
+    assert_eq!((code(&done), err(&done)), (0, String::from("withdrawn: move etcd-2 to a new machine with its data\n")));
+    assert_eq!(operator.json(&["requests", "orders", "--output", "json"]), serde_json::json!([]));
+
+    let mut ledger = store.read().unwrap().unwrap();
+    remember::raise_incarnation(&mut ledger, &"etcd-2".into());
+    store.write(&mut ledger).unwrap();
+    let json = operator.json(&["requests", "orders", "--output", "json"]);
+    assert_eq!((&json[0]["request"], &json[0]["begun"]), (&Value::from("replace"), &Value::from(true)));
+    let refused = operator.run(&withdraw);
+    let told = err(&refused);
+    let why = "the machine has been given up for a new one, so it cannot be withdrawn: replace machine etcd-2.1 with etcd-2.2";
+    assert!(
+        code(&refused) == 1 && told.contains(why) && told.contains("`quorate apply orders` completes it"),
+        "{told}"
+    );
+}
+
+#[test]
 fn every_command_has_a_man_page() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().to_str().unwrap();
@@ -326,7 +362,7 @@ fn a_plan_from_nothing_has_every_step_with_its_reason() {
         let json = operator.run(&["plan", &file, "--output", "json"]);
         let json: serde_json::Value = serde_json::from_str(&out(&json)).unwrap();
         let count = json["clusters"][0]["steps"].as_array().unwrap().len();
-        assert!(text.starts_with(&format!("cluster demo: {count} steps\n")), "{text}");
+        assert!(text.starts_with(&format!("new cluster demo: {count} steps\n")), "{text}");
         // What is the same for every member is said once, with its reason.
         let lines: Vec<&str> = text.lines().map(str::trim).collect();
         let (who, what) = match members {

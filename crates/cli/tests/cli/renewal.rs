@@ -70,7 +70,8 @@ fn a_member_keeps_its_data_and_its_seat() {
     let kept = Kept::up(3);
     let (seats, address) = (kept.seats(), kept.address("etcd-2"));
     let told = kept.0.quorate(&["replace", "c", "etcd-2", "--yes"]).ok().text();
-    assert!(told.contains("destroy the machine of etcd-2 and keep its data"), "{told}");
+    assert!(told.contains("destroy the machine of etcd-2.1 and keep its data"), "the plan: {told}");
+    assert!(told.contains("start etcd on etcd-2.2\n"), "{told}");
     assert!(!told.contains("as a learner"), "{told}");
     assert_eq!((kept.seats(), kept.address("etcd-2.2")), (seats.clone(), address));
     assert!(!kept.machine("etcd-2").exists());

@@ -33,6 +33,9 @@ fn status_reports_degraded_and_down_by_exit_code() {
     assert!(silent["health"] != "healthy" && silent["why"].is_string(), "{silent:#}");
     // It still serves.
     sandbox.etcdctl(&newest(), "c", &["put", "foo", "bar"]).ok();
+    let plan = sandbox.quorate(&["plan", "c"]).ok().stdout;
+    assert!(plan.starts_with("cluster c: no step can be taken\n"), "{plan}");
+    assert!(plan.contains("waiting for etcd on etcd-3 to be healthy: "), "{plan}");
 
     signal(second, "STOP");
     eventually("down", 10, || code() == Some(6));
@@ -57,7 +60,7 @@ fn json_output_keeps_its_shape() {
     let plan = json(&["plan", "c.yaml"]);
     assert_eq!(keys(&plan), of("clusters summary"));
     assert_eq!(keys(&plan["summary"]), of("clusters steps waiting blocked"));
-    assert_eq!(keys(&plan["clusters"][0]), of("cluster remarks changes steps waiting blocked"));
+    assert_eq!(keys(&plan["clusters"][0]), of("cluster new remarks changes steps waiting blocked"));
     assert_eq!(keys(&plan["clusters"][0]["steps"][0]), of("number kind member action because strength"));
     assert_eq!(keys(&json(&["validate", "c.yaml"])), of("file valid problems"));
 

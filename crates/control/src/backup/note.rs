@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use quorate_backup::BackupId;
-use quorate_core::model::{BackupNote, BackupRecord, Ledger};
+use quorate_core::model::{BackupNote, BackupRecord, Ledger, Power};
 use serde::Serialize;
 
 use crate::home::Home;
@@ -95,7 +95,8 @@ pub fn standing(ledger: &Ledger, now: Timestamp) -> Option<BackupStatus> {
         Some(BackupRecord { newest, verified, forged }) => {
             problems.extend(forged.iter().map(|forged| format!("another writer writes to the backup store: {forged}")));
             let age = now.duration_since(begun(newest));
-            if is_late(age, settings.schedule.0) {
+            // Nobody can take one of a cluster that is off, and nobody writes to it.
+            if ledger.power == Power::On && is_late(age, settings.schedule.0) {
                 problems.push(format!(
                     "the newest backup, {}, is {} old, and the schedule requires one every {}",
                     newest.id,
@@ -179,6 +180,14 @@ mod tests {
         let newest = noted("one", "2026-11-14T07:00:00Z", true);
         assert!(problems(Some(BackupRecord { verified: Some(newest.clone()), newest, forged: Vec::new() })).is_empty());
         assert_eq!(problems(None), ["there is no backup yet"]);
+    }
+
+    #[test]
+    fn a_cluster_that_is_off_is_not_late_with_its_backup() {
+        let old = noted("one", "2026-11-14T05:00:00Z", true);
+        let record = BackupRecord { verified: Some(old.clone()), newest: old, forged: Vec::new() };
+        let off = Ledger { power: Power::Off, ..ledger(Some(record)) };
+        assert!(standing(&off, at("2026-11-14T12:00:00Z")).unwrap().problems.is_empty());
     }
 
     #[test]

@@ -118,10 +118,12 @@ impl MemberStatus {
 pub struct AlarmStatus {
     pub member: String,
     pub kind: String,
+    /// Of `NOSPACE`: the database is below the quota that etcd runs with, so only the alarm is left.
+    pub has_room: bool,
 }
 
 impl AlarmStatus {
-    const NOSPACE: &str = "NOSPACE";
+    pub(crate) const NOSPACE: &str = "NOSPACE";
     const CORRUPT: &str = "CORRUPT";
 
     /// Whether etcd refuses requests of clients for it.
@@ -130,8 +132,12 @@ impl AlarmStatus {
     }
 
     pub(crate) fn means(&self) -> String {
-        let AlarmStatus { member, kind } = self;
+        let AlarmStatus { member, kind, has_room } = self;
         match kind.as_str() {
+            Self::NOSPACE if *has_room => format!(
+                "etcd refuses all writes until the alarm {kind} is disarmed: the database of {member} had reached its quota, and is below \
+                 it now"
+            ),
             Self::CORRUPT => {
                 format!(
                     "etcd refuses all requests, because the data of {member} differs from that of the others (alarm {kind})"
@@ -146,6 +152,9 @@ impl AlarmStatus {
     /// What ends it.
     pub fn remedy(&self) -> Option<String> {
         match self.kind.as_str() {
+            Self::NOSPACE if self.has_room => Some(String::from(
+                "`etcdctl alarm disarm`: there is room again, and etcd does not lift the alarm by itself",
+            )),
             Self::NOSPACE => Some(String::from(
                 "raise `etcd.quota` and apply, or delete keys; compact with `etcdctl compact REVISION` and run `etcdctl defrag` for \
                  each member; then `etcdctl alarm disarm`, as etcd does not lift the alarm by itself",

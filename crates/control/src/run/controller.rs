@@ -367,7 +367,9 @@ pub async fn plan(
     let configs = wish.configs(&ledger);
     let desired = wish.desire_with(&ledger, &configs, "");
     remember::sighting(&mut ledger, &desired, &seen);
-    let mut plan = planner::plan(wish, configs, &ledger, &seen);
+    // A stored ledger has a higher number, also one that comes from a backup.
+    let is_new = ledger.version == 0;
+    let mut plan = Plan { is_new, ..planner::plan(wish, configs, &ledger, &seen) };
     let makes = |step: &Step| matches!(step.action, Action::CreateMachine { .. });
     let machines = if plan.steps.iter().any(makes) { provider.how_machines_run().await } else { None };
     let other_passwords = passwords::changed_files(&ledger, brought);

@@ -491,7 +491,7 @@ impl View<'_> {
     ) -> Result<Option<String>, UnsafeBecause> {
         match self.desired.kind {
             Kind::Etcd => etcd::planner::program::search_again(member, wish, facts),
-            Kind::Postgres => Ok(None),
+            Kind::Postgres => Ok(postgres::planner::formation::searches_again(self.desired, wish, facts)),
         }
     }
 

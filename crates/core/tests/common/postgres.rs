@@ -138,6 +138,10 @@ pub fn happen(scene: &mut Scene, member: &MemberName, words: &[&str]) -> bool {
             let why = format!("PostgreSQL {version} is not in /usr/lib/postgresql/{version}/bin");
             facts(scene, member).next = BinarySeen::Missing { why };
         }
+        ["has", "no", "Patroni"] => {
+            let why = String::from("there is no program `patroni` on the PATH");
+            facts(scene, member).patroni = BinarySeen::Missing { why };
+        }
         ["has", "Patroni", version] => {
             facts(scene, member).patroni = BinarySeen::Version((*version).to_owned());
         }

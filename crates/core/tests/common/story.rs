@@ -334,6 +334,9 @@ fn operator(scene: &mut Scene, words: &[&str]) {
             let incarnation = scene.ledger.members[&member].incarnation;
             renew(&mut scene.ledger, &member, incarnation + 1);
         }
+        ["takes", "the", "replacement", "of", member, "back"] => {
+            scene.ledger.members.get_mut(&MemberName::from(*member)).expect("a member").renewing = None;
+        }
         ["reboots", members @ ..] => {
             let (members, upgrade_packages) = match members {
                 [members @ .., "with", "packages"] => (members, true),

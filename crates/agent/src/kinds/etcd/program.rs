@@ -38,6 +38,13 @@ impl Agent {
         *self.etcd.attempt.lock().expect("no holder panics") = Some((fence, attempt));
     }
 
+    /// The config with this digest is accepted, although a program was not found.
+    pub(crate) fn note_programs(&self, fence: u64, digest: &str, missing: Option<&BinarySeen>) {
+        let without =
+            |seen: &BinarySeen| ConfigAttempt::WithoutProgram { digest: digest.to_owned(), seen: seen.clone() };
+        *self.etcd.attempt.lock().expect("no holder panics") = missing.map(|seen| (fence, without(seen)));
+    }
+
     /// An etcd that keeps ending, or that could not be started, is not left to its old settings: these may be the cause.
     pub(crate) async fn help_up(self: &Arc<Self>) {
         let failed = self.etcd.not_started.lock().expect("no holder panics").is_some();

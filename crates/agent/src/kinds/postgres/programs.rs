@@ -29,6 +29,14 @@ pub(crate) struct Programs {
     pub(super) next_seen: BinarySeen,
 }
 
+impl Programs {
+    /// The first one that was not found.
+    pub(crate) fn missing(&self) -> Option<&BinarySeen> {
+        let seen = [&self.postgres_seen, &self.patroni_seen, &self.pgbackrest_seen, &self.next_seen];
+        seen.into_iter().find(|seen| matches!(seen, BinarySeen::Missing { .. }))
+    }
+}
+
 /// Where Debian's packages put PostgreSQL's programs, or where the config says that they are.
 pub(super) fn usual_directory(version: u16, named: Option<&String>) -> PathBuf {
     named.cloned().unwrap_or_else(|| format!("/usr/lib/postgresql/{version}/bin")).into()
@@ -57,11 +65,9 @@ impl Agent {
 
     /// It may have been installed since.
     pub(super) async fn look_for_missing_programs(&self) -> Result<(), AgentError> {
-        let known = self.state.get().postgres.programs.clone();
-        let seen = [&known.postgres_seen, &known.patroni_seen, &known.pgbackrest_seen, &known.next_seen];
-        match seen.into_iter().any(|seen| matches!(seen, BinarySeen::Missing { .. })) {
-            true => self.find_programs_again().await,
-            false => Ok(()),
+        match self.state.get().postgres.programs.missing() {
+            Some(_) => self.find_programs_again().await,
+            None => Ok(()),
         }
     }
 

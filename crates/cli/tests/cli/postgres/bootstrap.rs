@@ -6,9 +6,9 @@ use std::fs;
 use std::time::Duration;
 
 use super::{Shop, THREE, VERSION, psql, spec};
-use crate::common::Sandbox;
 use crate::common::backups::Chance;
 use crate::common::trio::Watched;
+use crate::common::{Run, Sandbox, lab};
 
 /// Parts of a bootstrap, in their order. The controller is killed some time after each of them has begun.
 const PARTS: [&str; 5] = [
@@ -111,4 +111,21 @@ fn a_bootstrap_that_is_killed_again_and_again_is_completed_and_creates_its_data_
     }
     let halves = stages.iter().filter(|stage| *stage == "forming").count();
     assert!(halves >= ROUNDS, "hardly anything was half-made when the controller was killed: {stages:?}");
+}
+
+/// Agents of local machines live on, with the PATH that they were started with.
+#[test]
+fn a_patroni_that_is_on_the_path_of_a_later_run_is_found() {
+    let sandbox = Sandbox::new(VERSION);
+    sandbox.file("shop.yaml", &spec("", &["pg-1"]));
+    let apply = ["apply", "--yes", "shop.yaml"];
+    let without = std::env::var("PATH").unwrap_or_default();
+    let refused = sandbox.command(&apply).env("PATH", format!("{}:{without}", lab(VERSION).display())).output();
+    let refused = Run::from(refused.expect("it runs")).expect(3).text();
+    assert!(refused.contains("there is no program `patroni` on the PATH"), "{refused}");
+    let agents = sandbox.agents();
+    let plan = sandbox.quorate(&["plan", "shop.yaml"]).ok().stdout;
+    assert!(plan.contains("it searches again, on the PATH of this run"), "{plan}");
+    sandbox.quorate(&apply).ok();
+    assert_eq!((&sandbox.status("shop")["verdict"], sandbox.agents()), (&"healthy".into(), agents));
 }

@@ -24,7 +24,7 @@ pub(crate) fn summarize(ledger: &Ledger, seen: &Observation, decision: &Decision
         known_members(ledger, seen).into_iter().map(|member| member_status(ledger, seen, member, furthest)).collect();
     let (voters, healthy) = count_voters(ledger, seen, &members);
     let quorum = safety::quorum(voters);
-    let alarms = alarms(seen);
+    let alarms = alarms(seen, spec.etcd.quota.0, !decision.steps.is_empty() || !decision.blocked.is_empty());
     let foreign = other_programs(seen);
     let verdict = match verdict(ledger, voters, healthy) {
         // It answers reads, which is not enough.
@@ -251,8 +251,8 @@ fn statuses(seen: &Observation) -> impl Iterator<Item = &EtcdStatus> {
     seen.agents.keys().filter_map(|m| seen.facts(m)?.etcd.status.as_ref())
 }
 
-/// Alarms as any member reports them, each once.
-fn alarms(seen: &Observation) -> Vec<AlarmStatus> {
+/// Alarms as any member reports them, each once. While something is left to do, etcd may still run with an earlier quota.
+fn alarms(seen: &Observation, quota: u64, is_pending: bool) -> Vec<AlarmStatus> {
     let name = |id: u64| {
         let of_id = statuses(seen).flat_map(|s| s.members.iter()).find(|m| m.id == id);
         of_id.map_or_else(|| format!("{id:x}"), |m| m.name.clone())
@@ -261,7 +261,10 @@ fn alarms(seen: &Observation) -> Vec<AlarmStatus> {
     for alarm in statuses(seen).flat_map(|s| s.alarms.iter()) {
         let (member, kind) = (name(alarm.member_id), alarm.kind.clone());
         if !alarms.iter().any(|a| a.member == member && a.kind == kind) {
-            alarms.push(AlarmStatus { member, kind });
+            let own = statuses(seen).find(|status| status.member_id == alarm.member_id);
+            let below = own.is_some_and(|status| status.db_size < quota);
+            let has_room = kind == AlarmStatus::NOSPACE && below && !is_pending;
+            alarms.push(AlarmStatus { member, kind, has_room });
         }
     }
     alarms

@@ -37,6 +37,19 @@ pub(crate) fn blank(wish: &Wish) -> PostgresFacts {
     }
 }
 
+/// What was missing is found, as in the configuration of a new machine.
+pub(crate) fn find_programs(found: &mut PostgresFacts, wish: &Wish) {
+    let as_new = blank(wish);
+    let find = |program: &mut BinarySeen, version: BinarySeen| {
+        if let BinarySeen::Missing { .. } = program {
+            *program = version;
+        }
+    };
+    find(&mut found.postgres, as_new.postgres);
+    find(&mut found.patroni, as_new.patroni);
+    find(&mut found.pgbackrest, as_new.pgbackrest);
+}
+
 fn control(state: DataState) -> ControlSeen {
     ControlSeen { state, timeline: 1, checkpoint: 1 }
 }

@@ -16,6 +16,7 @@ use crate::model::{
     FixtureSeen, MemberName, PackagesSeen, Plane, PowerState, SecretKind, Seen, ServiceState, Stamp,
 };
 use crate::planner::{Action, remember};
+use crate::providers::MachineKind;
 use crate::spec::Signer;
 
 /// The name of a load balancer that does not exist yet.
@@ -88,6 +89,7 @@ impl World {
             }
             Action::TakeRaftSnapshot { member } => {
                 self.touched = true;
+                self.machines.get_mut(member).into_iter().for_each(|machine| machine.hangs = false);
                 self.on(member, |facts| {
                     if let OldEntries::Until { index, snapshot, due } = &mut facts.etcd.old_entries {
                         (*snapshot, *due) = (*index + 1, true);
@@ -303,6 +305,9 @@ impl World {
             facts.etcd.binary = BinarySeen::Version(version);
             if let Some(wish) = &desired.postgres {
                 let found = facts.postgres.get_or_insert_with(|| Box::new(postgres::simulate::blank(wish)));
+                if desired.machines == MachineKind::Process {
+                    postgres::simulate::find_programs(found, wish);
+                }
                 found.rotation = wish.rotation.as_ref().and_then(|rotation| rotation.mark.clone());
             }
             for (plane, trust) in trusted(desired) {
@@ -316,8 +321,11 @@ impl World {
         self.remember_auth(desired);
         let wish = desired.members.get(member);
         let digest = wish.map(|m| m.service_digest.clone()).unwrap_or_default();
-        if let (Some(wish), Some(machine)) = (wish, self.machines.get(member)) {
-            self.versions.insert(machine.peer_url(), wish.etcd_version.clone());
+        if let Some(machine) = self.machines.get_mut(member) {
+            machine.hangs = false;
+            if let Some(wish) = wish {
+                self.versions.insert(machine.peer_url(), wish.etcd_version.clone());
+            }
         }
         self.on(member, |facts| {
             facts.etcd.service = running(digest);

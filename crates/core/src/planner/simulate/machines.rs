@@ -34,7 +34,7 @@ impl World {
             place: wish.and_then(|m| m.place.clone()),
         };
         let agent = SimAgent::Fresh { public_key: format!("key-{number}"), data: kept.unwrap_or(DataSeen::Empty) };
-        self.machines.insert(member.clone(), SimMachine { seen, agent });
+        self.machines.insert(member.clone(), SimMachine { seen, agent, hangs: false });
         let expires = self.now + SignedDuration::from_hours(1);
         let record = self.ledger.members.entry(member.clone()).or_default();
         record.enrolment = Some(Enrolment { token: Secret::new(""), expires, bound_key: None });
@@ -141,6 +141,7 @@ impl World {
 
     pub(super) fn power(&mut self, member: &MemberName, power: PowerState) {
         if let Some(machine) = self.machines.get_mut(member) {
+            machine.hangs &= machine.seen.power == power;
             machine.seen.power = power;
             (machine.seen.headless, machine.seen.outdated) = (false, false);
         }

@@ -48,6 +48,8 @@ pub struct World {
 pub struct SimMachine {
     pub seen: MachineSeen,
     pub agent: SimAgent,
+    /// Its etcd should have answered long ago. Nothing suggests that it ever will, until it is started again.
+    pub(crate) hangs: bool,
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -90,7 +92,7 @@ impl World {
                         Some(Seen::Unreachable { since, why }) => SimAgent::Unknown { since: *since, why: why.clone() },
                         None => SimAgent::Unknown { since: now, why: String::from("it was not asked") },
                     };
-                    world.machines.insert(member, SimMachine { seen: machine, agent });
+                    world.machines.insert(member, SimMachine { seen: machine, agent, hangs: false });
                 }
             }
         }

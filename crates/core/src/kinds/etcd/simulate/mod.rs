@@ -9,6 +9,7 @@ use listed::number_for;
 
 pub use listed::SimListed;
 
+use crate::kinds::etcd::planner::is_silent;
 use crate::kinds::etcd::planner::version::FORMAT_TOLD;
 use crate::kinds::etcd::safety;
 use crate::kinds::etcd::{AuthLook, AuthSeen, EtcdStatus, Formation, LogEnd};
@@ -19,6 +20,10 @@ use crate::planner::simulate::{SimMachine, World};
 impl World {
     /// What the etcds that answered report about the cluster as a whole.
     pub(crate) fn take_up_etcd(&mut self) {
+        for machine in self.machines.values_mut() {
+            let is_silent = |f: &Facts| f.etcd.status.is_none() && is_silent(&f.etcd.service, self.now).is_some();
+            machine.hangs = machine.facts().is_some_and(is_silent);
+        }
         let answers = self.machines.iter().filter_map(|(name, m)| Some((name, m.facts()?.etcd.status.as_ref()?)));
         let answers: Vec<(&MemberName, &EtcdStatus)> = answers.collect();
         let leader = answers.iter().find(|(_, s)| s.leader == s.member_id).map(|(_, s)| s.member_id);
@@ -59,7 +64,7 @@ impl World {
         let (ServiceState::Running { .. }, DataSeen::Stamped(stamp)) = (&facts.etcd.service, &facts.etcd.data) else {
             return None;
         };
-        let machine = self.machines.get(member)?;
+        let machine = self.machines.get(member).filter(|machine| !machine.hangs)?;
         let list = self.list(&stamp.token);
         let own = list.iter().find(|l| machine.is_at(&l.peer_url))?;
         let voters: Vec<&SimListed> = list.iter().filter(|l| !l.is_learner).collect();
@@ -135,6 +140,7 @@ impl World {
         let machine = self.machines.values().find(|m| m.is_at(&member.peer_url));
         machine.is_some_and(|m| {
             m.seen.power == PowerState::On
+                && !m.hangs
                 && m.facts().is_some_and(|f| {
                     matches!(&f.etcd.data, DataSeen::Stamped(s) if s.token == token)
                         && matches!(f.etcd.service, ServiceState::Running { .. })

@@ -8,8 +8,11 @@ use std::collections::BTreeMap;
 use super::restore;
 use crate::kinds::postgres::safety::{self, postgres};
 use crate::kinds::postgres::{Formation, Known, PostgresFacts, Role};
-use crate::model::{BinarySeen, DataSeen, Desired, DesiredMember, Facts, MemberName, ServiceState, Stamp};
+use crate::model::{
+    BinarySeen, ConfigAttempt, DataSeen, Desired, DesiredMember, Facts, MemberName, ServiceState, Stamp,
+};
 use crate::planner::{Action, Decision, Precondition, UnsafeBecause, View, WaitingFor};
+use crate::providers::MachineKind;
 
 pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
     if restore::decide(view, decision) {
@@ -33,7 +36,9 @@ pub(crate) fn refused_config(
     // What was found is what the configuration in place names. Another one may name other programs.
     let (_, in_place) = facts.node_config.as_ref()?;
     (*in_place == wish.digest).then_some(())?;
-    let missing = [&found.postgres, &found.patroni, &found.pgbackrest].into_iter().find_map(|program| match program {
+    let named = [&found.postgres, &found.patroni, &found.pgbackrest];
+    let named = named.into_iter().filter(|_| searches_again(desired, wish, facts).is_none());
+    let missing = named.into_iter().find_map(|program| match program {
         BinarySeen::Missing { why } => Some(UnsafeBecause::NotReady {
             member: member.clone(),
             why: why.clone(),
@@ -44,6 +49,20 @@ pub(crate) fn refused_config(
         BinarySeen::Unasked | BinarySeen::Version(_) => None,
     });
     missing.or_else(|| safety::patroni_can(member, wish, &desired.postgres().dcs, found).err())
+}
+
+/// Why the configuration is sent again. An agent of this machine searches the PATH of the controller that sent it its configuration, which may
+/// lead elsewhere now. Each controller sends it once for that.
+pub(crate) fn searches_again(desired: &Desired, wish: &DesiredMember, facts: &Facts) -> Option<String> {
+    let found = postgres(facts).filter(|_| desired.machines == MachineKind::Process)?;
+    let was_told =
+        matches!(&facts.etcd.attempt, ConfigAttempt::WithoutProgram { digest, .. } if *digest == wish.digest);
+    let programs = [&found.postgres, &found.patroni, &found.pgbackrest];
+    let missing = programs.into_iter().find_map(|program| match program {
+        BinarySeen::Missing { why } => Some(why),
+        BinarySeen::Unasked | BinarySeen::Version(_) => None,
+    });
+    missing.filter(|_| !was_told).map(|why| format!("{why}: it searches again, on the PATH of this run"))
 }
 
 /// What a member reports once it has its configuration and its certificates.
