@@ -1,6 +1,7 @@
 //! What a machine does when it boots, before its agent starts: it applies its seed disk. Hostname, addresses, who may log in, the disk
 //! for etcd's data, and the units of the agent. It is repeated at each boot and changes only what differs. Next to cloud-init, it leaves
-//! hostname and addresses to cloud-init. On an image for EC2, the metadata service replaces the seed disk, and addresses come from DHCP.
+//! hostname and addresses to cloud-init. On an image for EC2, and on one for OpenStack without config drives, the metadata service replaces
+//! the seed disk, and addresses come from DHCP.
 
 mod admin;
 mod check;
@@ -45,6 +46,8 @@ pub enum With {
     CloudInit,
     /// EC2: its metadata service has the seed, and its DHCP the address.
     Ec2,
+    /// OpenStack without config drives: Nova's metadata service has the seed, and Neutron's DHCP the address.
+    Nova,
 }
 
 /// The units with which an image's machines read their seed themselves: path below the root, and content.
@@ -59,9 +62,13 @@ pub fn stock_unit() -> (&'static str, String) {
     (BOOT_UNIT, render::boot_unit(With::CloudInit))
 }
 
-/// The additional files of an image for EC2, whose machines get their addresses by DHCP: path below the root, and content.
-pub fn ec2_network() -> (&'static str, &'static str) {
-    ("etc/systemd/network/90-quorate-ec2.network", render::EC2_NETWORK)
+/// The additional file of an image whose machines get their addresses by DHCP: path below the root, and content.
+pub fn dhcp_network(with: With) -> Option<(&'static str, &'static str)> {
+    match with {
+        With::Ec2 => Some(("etc/systemd/network/90-quorate-ec2.network", render::DHCP_NETWORK)),
+        With::Nova => Some(("etc/systemd/network/90-quorate-nova.network", render::DHCP_NETWORK)),
+        With::Nothing | With::CloudInit => None,
+    }
 }
 
 /// Applies the machine's seed, and starts its agent.

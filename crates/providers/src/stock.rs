@@ -1,6 +1,11 @@
-//! Machines with stock images, whose user data cloud-init reads: how the agent's program gets there, and what starts it.
+//! Machines with stock images, whose user data cloud-init reads: how the agent's program gets there, what starts it, and its seed where there
+//! is no disk for it.
 
-use quorate_agent::boot::PROGRAM;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use quorate_agent::api::Seed;
+use quorate_agent::api::boot::{MACHINE_FILE, Machine, SEED_FILE};
+use quorate_agent::boot::{PLACED_SEED, PROGRAM};
 use quorate_core::providers::program::ProgramSource;
 use serde_json::{Value, json};
 
@@ -12,6 +17,24 @@ pub(crate) fn start_agent(program: Option<&ProgramSource>) -> Value {
         None => boot,
     };
     json!(["sh", "-c", script])
+}
+
+/// The files of the seed: path, and content.
+pub(crate) fn seed_files(seed: &Seed, machine: &Machine) -> [(String, Vec<u8>); 2] {
+    let pack = |name: &str, content: Vec<u8>| (format!("/{PLACED_SEED}/{name}"), content);
+    [
+        pack(SEED_FILE, serde_json::to_vec(seed).expect("plain data serializes")),
+        pack(MACHINE_FILE, serde_json::to_vec(machine).expect("plain data serializes")),
+    ]
+}
+
+/// The same for cloud-init's `write_files`.
+pub(crate) fn write_files(seed: &Seed, machine: &Machine) -> Value {
+    let file = |(path, content): (String, Vec<u8>)| {
+        let content = STANDARD.encode(content);
+        json!({ "path": path, "permissions": "0600", "encoding": "b64", "content": content })
+    };
+    seed_files(seed, machine).into_iter().map(file).collect()
 }
 
 /// A command of the shell that fetches the program, compares it, and puts it in place.

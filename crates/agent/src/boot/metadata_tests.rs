@@ -60,8 +60,12 @@ fn data(member: &str) -> String {
 }
 
 fn refused(address: &str) -> String {
+    refused_of(Service::Ec2, address)
+}
+
+fn refused_of(service: Service, address: &str) -> String {
     let begun = Instant::now();
-    let said = read(address, SOON).err().expect("it is refused").to_string();
+    let said = read(service, address, SOON).err().expect("it is refused").to_string();
     assert!(begun.elapsed() < ANSWERING + Duration::from_secs(3), "{said}");
     said
 }
@@ -70,13 +74,13 @@ fn refused(address: &str) -> String {
 fn boot(scene: &Scene, address: &str) -> Result<Machine, AgentError> {
     let tools = Noted::default();
     let boot = Boot { layout: Layout::new(&scene.root()).unwrap(), tools: &tools, with: With::Ec2 };
-    boot.read_user_data(address, boot.known()?)
+    boot.read_user_data(Service::Ec2, address, boot.known()?)
 }
 
 #[test]
 fn user_data_is_read_with_a_token_that_does_not_last() {
     let (address, heads) = with_data(&data("etcd-1"));
-    let told = read(&address, SOON).unwrap_or_else(|error| panic!("{error}"));
+    let told = read(Service::Ec2, &address, SOON).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!((told.seed.token.expose(), told.machine.hostname.as_str()), ("t0ken", "etcd-1"));
     assert!(String::from_utf8(told.seed_text).unwrap().contains("of_a_newer_quorate"), "nothing is left out");
     let first = heads.recv().unwrap();
@@ -85,9 +89,10 @@ fn user_data_is_read_with_a_token_that_does_not_last() {
 
 #[test]
 fn user_data_written_by_the_provider_is_read_by_the_agent() {
-    let (seed, machine) = (read(&with_data(&data("etcd-1")).0, SOON), data("etcd-1"));
+    let (seed, machine) = (read(Service::Ec2, &with_data(&data("etcd-1")).0, SOON), data("etcd-1"));
     let Told { seed, machine, .. } = seed.unwrap_or_else(|error| panic!("{error}: {machine}"));
-    let again = read(&with_data(&user_data(&seed, &machine)).0, SOON).unwrap_or_else(|error| panic!("{error}"));
+    let again =
+        read(Service::Ec2, &with_data(&user_data(&seed, &machine)).0, SOON).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!((again.seed, again.machine), (seed, machine));
 }
 
@@ -122,9 +127,52 @@ fn a_liar_is_not_believed_and_costs_neither_time_nor_memory() {
         while stream.write_all(&[b'x'; 4096]).is_ok() {}
     };
     assert!(refused(&serve(endless).0).contains("more than 1024 bytes"));
-    assert!(refused(&with_data(&" ".repeat(MOST_BYTES + 1)).0).contains("more than 16384 bytes"));
+    assert!(refused(&with_data(&" ".repeat(MOST_OF_EC2 + 1)).0).contains("more than 16384 bytes"));
     let silent = serve(|_, _| thread::sleep(ANSWERING * 2)).0;
     assert!(refused(&silent).contains("has given no user data within 0 s"));
+}
+
+/// A service of Nova that hands out this user data, at its one path.
+fn with_nova_data(data: &str) -> (String, Receiver<String>) {
+    let data = data.to_owned();
+    serve(move |head, stream| match head.split(' ').take(2).collect::<Vec<_>>()[..] {
+        ["GET", "/openstack/latest/user_data"] => reply(stream, "200 OK", &data),
+        _ => reply(stream, "404 Not Found", ""),
+    })
+}
+
+#[test]
+fn nova_is_asked_for_user_data_alone() {
+    let (address, heads) = with_nova_data(&data("etcd-1"));
+    let told = read(Service::Nova, &address, SOON).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!((told.seed.token.expose(), told.machine.hostname.as_str()), ("t0ken", "etcd-1"));
+    assert!(heads.recv().is_ok() && heads.try_recv().is_err(), "one request");
+    assert!(refused(&address).contains("has no user data"), "EC2's service is never asked without a token");
+}
+
+#[test]
+fn nova_may_know_a_server_later_than_it_boots() {
+    let (asked, text) = (std::sync::atomic::AtomicUsize::new(0), data("etcd-1"));
+    let (address, _heads) = serve(move |_, stream| match asked.fetch_add(1, std::sync::atomic::Ordering::Relaxed) {
+        0 => reply(stream, "404 Not Found", ""),
+        _ => reply(stream, "200 OK", &text),
+    });
+    assert!(read(Service::Nova, &address, Duration::from_secs(5)).is_ok());
+    let nothing = serve(|_, stream| reply(stream, "404 Not Found", "")).0;
+    assert!(refused_of(Service::Nova, &nothing).contains("within 0 s (this instance has no user data)"));
+}
+
+#[test]
+fn nothing_else_of_nova_is_believed() {
+    let (elsewhere, asked) = with_nova_data(&data("etcd-9"));
+    let redirect = format!("302 Found\r\nLocation: {elsewhere}/openstack/latest/user_data");
+    let redirects = serve(move |_, stream| reply(stream, &redirect, "")).0;
+    assert!(refused_of(Service::Nova, &redirects).contains("answered 302"));
+    assert!(asked.try_recv().is_err(), "nobody was asked elsewhere");
+    let long = with_nova_data(&" ".repeat(MOST_OF_NOVA + 1)).0;
+    assert!(refused_of(Service::Nova, &long).contains("more than 49149 bytes"));
+    let other = with_nova_data("#cloud-config\n{}").0;
+    assert!(refused_of(Service::Nova, &other).contains("it was not written by quorate"));
 }
 
 #[test]

@@ -81,8 +81,8 @@ pub(super) fn sudoers(user: &str) -> String {
     format!("{WRITTEN}{user} ALL=(ALL:ALL) NOPASSWD:ALL\n")
 }
 
-/// On EC2 an interface has one address, which its DHCP knows.
-pub(super) const EC2_NETWORK: &str = "[Match]\n\
+/// Where the metadata service has the seed, an interface has one address, which DHCP knows.
+pub(super) const DHCP_NETWORK: &str = "[Match]\n\
                                       Type=ether\n\
                                       \n\
                                       [Network]\n\
@@ -91,12 +91,14 @@ pub(super) const EC2_NETWORK: &str = "[Match]\n\
                                       LLMNR=no\n\
                                       MulticastDNS=no\n";
 
-/// The unit that reads the seed. On our own image it comes before the network, and is all that sets it up; the metadata service of EC2 is
-/// reached by the network alone.
+/// The unit that reads the seed. On our own image it comes before the network, and is all that sets it up; a metadata service is reached by
+/// the network alone.
 pub(super) fn boot_unit(with: With) -> String {
+    const AFTER_NETWORK: &str = "Wants=systemd-networkd.service\nAfter=network.target systemd-networkd.service\n";
     let (order, flag) = match with {
         With::CloudInit => ("After=network.target cloud-init.service\n", " --beside-cloud-init"),
-        With::Ec2 => ("Wants=systemd-networkd.service\nAfter=network.target systemd-networkd.service\n", " --ec2"),
+        With::Ec2 => (AFTER_NETWORK, " --ec2"),
+        With::Nova => (AFTER_NETWORK, " --openstack"),
         With::Nothing => (
             "DefaultDependencies=no\n\
              Requires=local-fs.target\n\
@@ -256,8 +258,13 @@ mod tests {
             assert!(unit.lines().any(|found| found == line), "{line} is not in\n{unit}");
         }
         assert!(boot_unit(With::Nothing).contains("Before=network-pre.target systemd-networkd.service"));
-        let on_ec2 = boot_unit(With::Ec2);
-        assert!(on_ec2.contains("agent boot --ec2\n") && !on_ec2.contains("Before=network-pre.target"), "{on_ec2}");
+        for (with, flag) in [(With::Ec2, "--ec2"), (With::Nova, "--openstack")] {
+            let unit = boot_unit(with);
+            assert!(
+                unit.contains(&format!("agent boot {flag}\n")) && !unit.contains("Before=network-pre.target"),
+                "{unit}"
+            );
+        }
         let beside = boot_unit(With::CloudInit);
         assert!(beside.contains("agent boot --beside-cloud-init\n") && !beside.contains("DefaultDependencies=no"));
     }

@@ -1,6 +1,6 @@
 //! The seed disk: found by its label, mounted read-only for a moment, and read. Once a machine has its settings, it also boots without
-//! the disk. A config drive of OpenStack is such a disk, on which files have numbers instead of names. On EC2, user data replaces the
-//! disk.
+//! the disk. A config drive of OpenStack is such a disk, on which files have numbers instead of names. On EC2, and in OpenStack without config
+//! drives, user data replaces the disk.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Boot, PLACED_SEED, PROGRAM, With, check, metadata};
+use super::{Boot, PLACED_SEED, PROGRAM, check, metadata};
 use crate::api::Seed;
 use crate::api::boot::{MACHINE_FILE, Machine, PROGRAM_FILE, SEED_FILE, SEED_LABEL};
 use crate::{AgentError, files};
@@ -103,8 +103,8 @@ impl Boot<'_> {
         if let Some(directory) = from.map(Path::to_owned).or(placed) {
             return self.take(SeedFiles::of(&directory).read()?, known.as_ref());
         }
-        if self.with == With::Ec2 {
-            return self.read_user_data(metadata::ADDRESS, known);
+        if let Some(service) = metadata::Service::of(self.with) {
+            return self.read_user_data(service, metadata::ADDRESS, known);
         }
         let wait = if known.is_some() { LATER_WAIT } else { FIRST_WAIT };
         let mounted = find_disk(wait).map(|disk| Mounted::new(self, &disk)).transpose()?;
@@ -120,9 +120,14 @@ impl Boot<'_> {
     }
 
     /// A machine with a stored seed does not depend on the service: it boots even if nothing, or nonsense, answers.
-    pub(super) fn read_user_data(&self, service: &str, known: Option<Known>) -> Result<Machine, AgentError> {
+    pub(super) fn read_user_data(
+        &self,
+        service: metadata::Service,
+        address: &str,
+        known: Option<Known>,
+    ) -> Result<Machine, AgentError> {
         let wait = if known.is_some() { LATER_WAIT } else { FIRST_WAIT };
-        let told = metadata::read(service, wait).and_then(|told| {
+        let told = metadata::read(service, address, wait).and_then(|told| {
             check::check(&told.machine, &told.from)?;
             Ok(told)
         });

@@ -135,6 +135,9 @@ pub struct ImageBuild {
     /// For `seed: quorate` of the provider aws: machines read the metadata service of EC2 instead of a seed disk
     #[arg(long, conflicts_with = "cloud_init")]
     pub ec2: bool,
+    /// For `seed: quorate` of the provider openstack: machines read the metadata service instead of a config drive
+    #[arg(long, conflicts_with_all = ["cloud_init", "ec2"])]
+    pub openstack: bool,
     /// An additional package; can be repeated
     #[arg(long = "package", value_name = "NAME")]
     pub packages: Vec<String>,
@@ -189,6 +192,9 @@ pub struct AgentBoot {
     /// Read the seed from the metadata service of EC2 (IMDSv2), and leave addresses to DHCP
     #[arg(long, conflicts_with_all = ["beside_cloud_init", "seed_from"])]
     pub ec2: bool,
+    /// Read the seed from the metadata service of OpenStack, and leave addresses to DHCP
+    #[arg(long, conflicts_with_all = ["beside_cloud_init", "seed_from", "ec2"])]
+    pub openstack: bool,
 }
 
 #[derive(Args, Debug)]

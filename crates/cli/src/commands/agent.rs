@@ -43,11 +43,12 @@ fn on_one_thread(work: impl Future<Output = Result<(), AgentError>>) -> Result<E
 
 /// `quorate agent boot`: sets the machine up from its seed disk.
 pub fn boot(options: cli::AgentBoot) -> Result<Exit, Error> {
-    let cli::AgentBoot { root, seed_from, beside_cloud_init, ec2 } = options;
-    let with = match (beside_cloud_init, ec2) {
-        (true, _) => With::CloudInit,
-        (false, true) => With::Ec2,
-        (false, false) => With::Nothing,
+    let cli::AgentBoot { root, seed_from, beside_cloud_init, ec2, openstack } = options;
+    let with = match (beside_cloud_init, ec2, openstack) {
+        (true, _, _) => With::CloudInit,
+        (_, true, _) => With::Ec2,
+        (_, _, true) => With::Nova,
+        (false, false, false) => With::Nothing,
     };
     quorate_agent::boot::boot(&BootOptions { root, seed_from, with })?;
     Ok(Exit::Done)

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use quorate_agent::boot::With;
 use quorate_control::image::{self, Format, ImportOptions, Imported, Options, UploadOptions, Uploaded};
 
 use crate::cli;
@@ -10,8 +11,24 @@ use crate::exit::Exit;
 use crate::output;
 
 pub fn build(options: cli::ImageBuild) -> Result<Exit, Error> {
-    let cli::ImageBuild { output: file, format, program, cloud_init, suite, sources, packages, postgres, ec2, size } =
-        options;
+    let cli::ImageBuild {
+        output: file,
+        format,
+        program,
+        cloud_init,
+        suite,
+        sources,
+        packages,
+        postgres,
+        ec2,
+        openstack,
+        size,
+    } = options;
+    let with = match (ec2, openstack) {
+        (true, _) => With::Ec2,
+        (_, true) => With::Nova,
+        (false, false) => With::Nothing,
+    };
     let program = match program {
         None if !cloud_init => {
             Some(std::env::current_exe().map_err(Error::file("found", PathBuf::from("this program")))?)
@@ -23,7 +40,7 @@ pub fn build(options: cli::ImageBuild) -> Result<Exit, Error> {
         cli::ImageFormat::Qcow2 => Format::Disk,
         cli::ImageFormat::Incus => Format::Container,
     };
-    let options = Options { output: file.clone(), program, suite, sources, packages, postgres, ec2, bytes, format };
+    let options = Options { output: file.clone(), program, suite, sources, packages, postgres, with, bytes, format };
     let manifest = image::build(&options, &|what| output::talk(&format!("{what}\n")))?;
     let lines = format!(
         "{}\n  version {}\n  {} packages, {} MiB\n  manifest {}\n",

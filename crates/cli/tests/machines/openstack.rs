@@ -1,7 +1,10 @@
-//! A cluster on machines that nova boots: emulated ones, on ports of neutron, with volumes of cinder and the seed on a config drive.
-//! However the test ends, its servers are removed.
+//! Clusters on machines that nova boots: emulated ones, on ports of neutron, with volumes of cinder and the seed on a config drive.
+//! However a test ends, its servers are removed.
 
-use std::collections::BTreeSet;
+mod bodies;
+mod metadata;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 
 use serde_json::Value;
@@ -16,33 +19,20 @@ const NAME: &str = "lab-nova";
 
 struct Servers {
     sandbox: Sandbox,
+    name: &'static str,
 }
 
 impl Servers {
-    fn new() -> Self {
+    fn new(name: &'static str, spec: &str) -> Self {
         let clouds = std::env::var_os(CLOUDS).expect("there is no OpenStack here: run `cargo xtask lab openstack`");
-        let servers = Servers { sandbox: Sandbox::new(OLDEST) };
+        let servers = Servers { sandbox: Sandbox::new(OLDEST), name };
         std::fs::copy(clouds, servers.sandbox.path().join("clouds.yaml")).expect("a place for clouds.yaml");
-        let members: String = (1..=3).map(|n| format!("      - {{name: etcd-{n}, address: 10.80.1.{n}}}\n")).collect();
-        let spec = format!(
-            "quorate: 1
-clusters:
-  - name: {NAME}
-    replace_after: 10s
-    provider:
-      openstack:
-        cloud: quorate
-        image: machine
-        flavor: machine
-        network: lab
-        availability_zone: real
-        data_size: 1GiB
-    members:
-{members}    etcd: {{version: {OLDEST}, heartbeat: 500ms, election: 5s}}
-"
-        );
-        servers.sandbox.file("cluster.yaml", &spec);
+        servers.want(spec);
         servers
+    }
+
+    fn want(&self, spec: &str) {
+        self.sandbox.file("cluster.yaml", spec);
     }
 
     fn apply(&self) -> Run {
@@ -50,23 +40,35 @@ clusters:
     }
 
     fn etcdctl(&self, arguments: &[&str]) -> Run {
+        self.etcdctl_with(&self.sandbox.environment(self.name), arguments)
+    }
+
+    fn etcdctl_with(&self, environment: &BTreeMap<String, String>, arguments: &[&str]) -> Run {
         let mut command = Command::new(lab(OLDEST).join("etcdctl"));
         // Machines that are emulated are slow.
         let slow = ["--command-timeout=30s", "--dial-timeout=10s"];
-        command.env_clear().envs(self.sandbox.environment(NAME)).args(slow).args(arguments);
+        command.env_clear().envs(environment).args(slow).args(arguments);
         command.output().expect("etcdctl runs").into()
     }
 
     #[track_caller]
     fn assert_healthy(&self) {
-        eventually("three healthy members", 120, || self.sandbox.status(NAME)["verdict"] == "healthy");
+        eventually("three healthy members", 120, || self.sandbox.status(self.name)["verdict"] == "healthy");
         let read = self.etcdctl(&["get", "kept", "--print-value-only"]).ok().stdout;
         assert_eq!(read.trim_end(), "as it was");
         self.sandbox.assert_nothing_to_do("cluster.yaml");
     }
 
+    /// Nothing of the cluster is left in the cloud.
+    #[track_caller]
+    fn destroy(&self) {
+        self.sandbox.quorate(&["destroy", "--yes", "--without-backup", self.name]).ok();
+        assert_eq!((names("server"), names("volume")), (BTreeSet::new(), BTreeSet::new()), "left behind");
+        assert!(!names("security group").iter().any(|name| name.contains(self.name)), "left behind");
+    }
+
     fn incarnations(&self) -> [u64; 3] {
-        let ledger = self.sandbox.ledger(NAME);
+        let ledger = self.sandbox.ledger(self.name);
         ["etcd-1", "etcd-2", "etcd-3"].map(|member| incarnation(&ledger, member))
     }
 }
@@ -94,10 +96,31 @@ fn names(kind: &str) -> BTreeSet<String> {
     listed.lines().map(str::to_owned).collect()
 }
 
+fn spec() -> String {
+    let members: String = (1..=3).map(|n| format!("      - {{name: etcd-{n}, address: 10.80.1.{n}}}\n")).collect();
+    format!(
+        "quorate: 1
+clusters:
+  - name: {NAME}
+    replace_after: 10s
+    provider:
+      openstack:
+        cloud: quorate
+        image: machine
+        flavor: machine
+        network: lab
+        availability_zone: real
+        data_size: 1GiB
+    members:
+{members}    etcd: {{version: {OLDEST}, heartbeat: 500ms, election: 5s}}
+"
+    )
+}
+
 #[test]
 #[ignore = "needs OpenStack: `cargo xtask lab openstack` runs it"]
 fn nova_boots_three_machines_one_is_deleted_one_is_replaced_and_all_are_destroyed() {
-    let servers = Servers::new();
+    let servers = Servers::new(NAME, &spec());
     chapter("three servers, from apply to healthy", || servers.apply().ok());
     servers.etcdctl(&["put", "kept", "as it was"]).ok();
     servers.assert_healthy();
@@ -124,9 +147,5 @@ fn nova_boots_three_machines_one_is_deleted_one_is_replaced_and_all_are_destroye
         assert_eq!(servers.incarnations(), [1, 2, 2]);
     });
     assert_eq!(names("volume").len(), volumes.len(), "the data stays with its member");
-    chapter("everything is destroyed", || {
-        servers.sandbox.quorate(&["destroy", "--yes", "--without-backup", NAME]).ok();
-        assert_eq!((names("server"), names("volume")), (BTreeSet::new(), BTreeSet::new()), "left behind");
-        assert!(!names("security group").iter().any(|name| name.contains(NAME)), "left behind");
-    });
+    chapter("everything is destroyed", || servers.destroy());
 }

@@ -8,6 +8,7 @@ use std::io::Read;
 use std::path::Path;
 
 use jiff::Timestamp;
+use quorate_agent::boot::With;
 use quorate_pki::Sha256;
 use serde::{Deserialize, Serialize};
 
@@ -41,8 +42,10 @@ impl Manifest {
         let program_sha256 = options.program.as_deref().map(digest).transpose()?.map(|(sha256, _)| sha256);
         let mut all = Sha256::new();
         all.update(format!("{} {:?} {program_sha256:?}\n", options.suite, options.format));
-        if options.ec2 {
-            all.update("ec2\n");
+        match options.with {
+            With::Ec2 => all.update("ec2\n"),
+            With::Nova => all.update("nova\n"),
+            With::Nothing | With::CloudInit => {}
         }
         for package in &packages {
             all.update(format!("{} {} {:?}\n", package.name, package.version, package.sha256));
@@ -132,7 +135,7 @@ mod tests {
     fn another_package_or_agent_makes_another_version() {
         let directory = tempfile::tempdir().unwrap();
         let program = directory.path().join("quorate");
-        let version_on = |ec2: bool, content: &str, listing: &str| {
+        let version_on = |with: With, content: &str, listing: &str| {
             fs::write(&program, content).unwrap();
             let options = Options {
                 output: directory.path().join("image"),
@@ -141,15 +144,16 @@ mod tests {
                 sources: None,
                 packages: Vec::new(),
                 postgres: None,
-                ec2,
+                with,
                 bytes: 0,
                 format: Format::Disk,
             };
             Manifest::new(&options, packages_in(listing)).unwrap().version
         };
-        let version = |content: &str, listing: &str| version_on(false, content, listing);
+        let version = |content: &str, listing: &str| version_on(With::Nothing, content, listing);
         let first = version("agent", LISTING);
-        assert_ne!(first, version_on(true, "agent", LISTING));
+        let clouds = [With::Ec2, With::Nova].map(|with| version_on(with, "agent", LISTING));
+        assert!(clouds[0] != clouds[1] && !clouds.contains(&first), "{first}, {clouds:?}");
         assert_eq!(first, version("agent", LISTING));
         assert_ne!(first, version("another agent", LISTING));
         assert_ne!(first, version("agent", &LISTING.replace("3.4.23-4", "3.4.23-5")));

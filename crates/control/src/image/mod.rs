@@ -16,6 +16,8 @@ mod tools;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use quorate_agent::boot::With;
+
 pub use import::{ImportOptions, UploadOptions, import, upload};
 pub use manifest::{Manifest, Package};
 pub use quorate_providers::{Imported, Uploaded};
@@ -35,8 +37,8 @@ pub struct Options {
     pub packages: Vec<String>,
     /// The major version of PostgreSQL that its machines can also run, with all needed programs.
     pub postgres: Option<u16>,
-    /// Whether its machines are instances of EC2, which read their seed from the metadata service.
-    pub ec2: bool,
+    /// How its machines get their seed: by themselves, or from the metadata service of a cloud.
+    pub with: With,
     /// Of the disk. A machine's root disk may be larger: the file system grows into it.
     pub bytes: u64,
     pub format: Format,
@@ -97,7 +99,7 @@ pub fn build(options: &Options, say: &dyn Fn(&str)) -> Result<Manifest, ImageErr
     let image = match options.format {
         Format::Disk => {
             say("making the first file system");
-            let kernel = initrd::put(&root, options.ec2)?;
+            let kernel = initrd::put(&root, options.with == With::Ec2)?;
             disk::put_boot_menu(&root, &kernel)?;
             say("making the disk");
             disk::make(&root, options.bytes, &scratch.0)?

@@ -95,7 +95,7 @@ pub(super) fn install(options: &Options, root: &Path, scratch: &Path) -> Result<
 pub(super) fn furnish(root: &Path, options: &Options, manifest: &Manifest) -> Result<(), ImageError> {
     let put = |below: &str, content: &[u8], mode: u32| put(root, below, content, mode);
     match &options.program {
-        Some(program) => put_agent(root, program, options.ec2)?,
+        Some(program) => put_agent(root, program, options.with)?,
         // There are no other languages in the image.
         None => put("etc/cloud/cloud.cfg.d/10-locale.cfg", b"locale: C.UTF-8\n", 0o644)?,
     }
@@ -119,14 +119,12 @@ pub(super) fn furnish(root: &Path, options: &Options, manifest: &Manifest) -> Re
 }
 
 /// With it the machine sets itself up, including its ssh key, which cloud-init does elsewhere.
-fn put_agent(root: &Path, program: &Path, ec2: bool) -> Result<(), ImageError> {
+fn put_agent(root: &Path, program: &Path, with: With) -> Result<(), ImageError> {
     let program = fs::read(program).map_err(ImageError::file("read", program))?;
     put(root, quorate_agent::boot::PROGRAM, &program, 0o755)?;
-    if ec2 {
-        let (below, text) = quorate_agent::boot::ec2_network();
+    if let Some((below, text)) = quorate_agent::boot::dhcp_network(with) {
         put(root, below, text.as_bytes(), 0o644)?;
     }
-    let with = if ec2 { With::Ec2 } else { With::Nothing };
     let mut units = quorate_agent::boot::image_units(with);
     units.push((String::from("etc/systemd/system/quorate-ssh-keys.service"), SSH_KEYS_UNIT.to_owned()));
     for (below, text) in units {

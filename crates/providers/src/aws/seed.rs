@@ -4,14 +4,14 @@
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use quorate_agent::api::Seed;
-use quorate_agent::api::boot::{MACHINE_FILE, Machine, SEED_FILE};
-use quorate_agent::boot::{PLACED_SEED, PROGRAM, stock_unit};
+use quorate_agent::api::boot::Machine;
+use quorate_agent::boot::{PROGRAM, stock_unit};
 use quorate_core::providers::aws::{AwsSettings, SeedFormat};
 use serde_json::{Map, Value, json};
 
 use super::error::AwsError;
 use crate::seed_disk::cloud_config;
-use crate::stock::start_agent;
+use crate::stock::{seed_files, start_agent, write_files};
 
 /// What AWS takes, before it is encoded.
 const MOST_BYTES: usize = 16 * 1024;
@@ -33,23 +33,9 @@ pub(super) fn user_data(settings: &AwsSettings, seed: &Seed, machine: &Machine) 
     Ok(text)
 }
 
-/// The files of the seed: path, and content.
-fn files(seed: &Seed, machine: &Machine) -> [(String, Vec<u8>); 2] {
-    let pack = |name: &str, content: Vec<u8>| (format!("/{PLACED_SEED}/{name}"), content);
-    [
-        pack(SEED_FILE, serde_json::to_vec(seed).expect("plain data serializes")),
-        pack(MACHINE_FILE, serde_json::to_vec(machine).expect("plain data serializes")),
-    ]
-}
-
 fn cloud_init(settings: &AwsSettings, seed: &Seed, machine: &Machine) -> String {
-    let file = |(path, content): (String, Vec<u8>)| {
-        let content = STANDARD.encode(content);
-        json!({ "path": path, "permissions": "0600", "encoding": "b64", "content": content })
-    };
-    let files: Vec<Value> = files(seed, machine).into_iter().map(file).collect();
     let mut more = Map::new();
-    more.insert(String::from("write_files"), json!(files));
+    more.insert(String::from("write_files"), write_files(seed, machine));
     more.insert(String::from("hostname"), json!(machine.hostname));
     let keeps_user = settings.key_name.is_some();
     cloud_config(machine.admin.as_ref(), keeps_user, vec![start_agent(settings.program.as_ref())], more)
@@ -61,7 +47,7 @@ fn ignition(settings: &AwsSettings, seed: &Seed, machine: &Machine) -> String {
         json!({ "path": path, "mode": mode, "overwrite": true, "contents": { "source": source } })
     };
     let mut all: Vec<Value> =
-        files(seed, machine).into_iter().map(|(path, content)| inline(path, 0o600, &content)).collect();
+        seed_files(seed, machine).into_iter().map(|(path, content)| inline(path, 0o600, &content)).collect();
     all.push(inline(String::from("/etc/hostname"), 0o644, format!("{}\n", machine.hostname).as_bytes()));
     if let Some(program) = &settings.program {
         let verification = json!({ "hash": format!("sha256-{}", program.sha256) });

@@ -261,7 +261,7 @@ impl Openstack {
         &self,
         member: &str,
         flavor: &Flavor,
-        file: u64,
+        file: Option<u64>,
     ) -> Result<(), OpenstackError> {
         let limits = self.session()?.get("ask for the quota", Compute, "/limits", None).await?.unwrap_or_default();
         let number = |field: &str| limits.pointer("/limits/absolute").and_then(|all| all.get(field)?.as_i64());
@@ -269,8 +269,8 @@ impl Openstack {
             ("instances", "maxTotalInstances", "totalInstancesUsed", 1, ""),
             ("cores", "maxTotalCores", "totalCoresUsed", flavor.cores, ""),
             ("memory", "maxTotalRAMSize", "totalRAMUsed", flavor.memory, " MiB"),
-            ("injected files", "maxPersonality", "", FILES, ""),
-            ("bytes of an injected file", "maxPersonalitySize", "", file, ""),
+            ("injected files", "maxPersonality", "", file.map_or(0, |_| FILES), ""),
+            ("bytes of an injected file", "maxPersonalitySize", "", file.unwrap_or_default(), ""),
         ];
         for (what, most, used, needed, unit) in needs {
             let used = if used.is_empty() { Some(0) } else { number(used) };

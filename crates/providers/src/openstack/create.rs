@@ -8,11 +8,9 @@ use std::net::IpAddr;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use quorate_agent::api::boot;
-use quorate_agent::api::boot::{MACHINE_FILE, SEED_FILE};
-use quorate_agent::boot::PLACED_SEED;
 use quorate_core::model::MachineId;
 use quorate_core::providers::Settings;
-use quorate_core::providers::openstack::VOLUME_ZONE;
+use quorate_core::providers::openstack::{SeedSource, VOLUME_ZONE};
 use quorate_core::spec::{MemberSpec, Size};
 use reqwest::Method;
 use serde_json::{Map, Value, json};
@@ -27,7 +25,7 @@ use super::volumes::{Role, Volume};
 use super::{Openstack, one_of, text};
 use crate::marks::{Mark, State};
 use crate::seed_disk::cloud_config;
-use crate::stock::start_agent;
+use crate::stock::{seed_files, start_agent, write_files};
 use crate::web::escaped;
 use crate::{Data, NewMachine, ProviderError};
 
@@ -43,8 +41,6 @@ struct Prepared {
     flavor: Flavor,
     root_size: Option<Size>,
     data: DataDisk,
-    /// In base64.
-    user_data: String,
 }
 
 enum DataDisk {
@@ -74,7 +70,9 @@ impl Openstack {
         member: &MemberSpec,
         used: &[String],
     ) -> Result<Prepared, OpenstackError> {
-        let user_data = self.user_data(new)?;
+        // Before its address and its disks are known, which are short.
+        let unknown = self.machine(new, vec![longest_interface()], Some(&"x".repeat(SERIAL)));
+        self.user_data(new, &unknown)?;
         self.checked.get_or_try_init(async || self.check_version().await).await?;
         let size = self.settings.data_size_of(member);
         let kept = match new.data {
@@ -93,12 +91,13 @@ impl Openstack {
             self.check_volume_quota(member.name.as_str(), &sizes).await?;
         }
         let flavor = self.flavor(self.settings.flavor_of(member)).await?;
+        self.check_dhcp(new.address).await?;
         self.check_compute_quota(member.name.as_str(), &flavor, self.longest_file(new)).await?;
         self.check_network_quota(new, member).await?;
         if let Some(name) = &self.settings.key_pair {
             self.check_key_pair(name).await?;
         }
-        Ok(Prepared { image: self.image().await?, flavor, root_size, data, user_data })
+        Ok(Prepared { image: self.image().await?, flavor, root_size, data })
     }
 
     /// The id of the image.
@@ -151,7 +150,7 @@ impl Openstack {
         let mut mark = self.mark(new, member, &prepared.flavor, &ports[0]);
         let disks = self.disks(new, member, &prepared, &mut mark).await?;
         let server =
-            self.build(name, new, self.description(name, new, member, &prepared, &disks, ports, &mark)).await?;
+            self.build(name, new, self.description(name, new, member, &prepared, &disks, ports, &mark)?).await?;
         for volume in disks.root.iter().chain(&disks.data) {
             self.mark_volume(volume, State::Whole).await?;
         }
@@ -249,7 +248,7 @@ impl Openstack {
         disks: &Disks,
         ports: Vec<Port>,
         mark: &Mark,
-    ) -> Value {
+    ) -> Result<Value, OpenstackError> {
         let disk = |source: &str, to: &str, id: &str, index: i8, goes: bool| {
             json!({
                 "source_type": source, "destination_type": to, "uuid": id, "boot_index": index,
@@ -270,12 +269,14 @@ impl Openstack {
             "flavorRef": prepared.flavor.id,
             "networks": networks,
             "block_device_mapping_v2": devices,
-            "config_drive": true,
+            "config_drive": self.has_config_drive(),
             "metadata": json!(mark.parts()),
             "tags": [tag(self.spec.name.as_str())],
-            "user_data": prepared.user_data,
-            "personality": self.files(new, &machine, mark),
+            "user_data": self.user_data(new, &machine)?,
         });
+        if self.has_config_drive() {
+            server["personality"] = self.files(new, &machine, mark);
+        }
         if disks.root.is_none() {
             server["imageRef"] = json!(prepared.image);
         }
@@ -285,17 +286,24 @@ impl Openstack {
         if let Some(key_pair) = &self.settings.key_pair {
             server["key_name"] = json!(key_pair);
         }
-        server
+        Ok(server)
     }
 
-    /// For images with cloud-init, in base64. It has no secret: the seed is elsewhere. A key pair is for cloud-init's default user, which
-    /// it makes only if it is asked to.
-    fn user_data(&self, new: &NewMachine<'_>) -> Result<String, OpenstackError> {
-        let machine = self.machine(new, Vec::new(), None);
-        let hostname = Map::from_iter([(String::from("hostname"), json!(machine.hostname))]);
-        let commands = vec![start_agent(self.settings.program.as_ref())];
-        let keeps_user = self.settings.key_pair.is_some();
-        let encoded = STANDARD.encode(cloud_config(machine.admin.as_ref(), keeps_user, commands, hostname));
+    fn has_config_drive(&self) -> bool {
+        self.settings.seed == SeedSource::ConfigDrive
+    }
+
+    /// In base64. With a config drive it is for images with cloud-init, and has no secret: the seed is elsewhere. Without one it has the seed,
+    /// whose only secret is the enrolment token, which is bound to the first key and expires.
+    fn user_data(&self, new: &NewMachine<'_>, machine: &boot::Machine) -> Result<String, OpenstackError> {
+        // An address of a machine is in its settings.
+        let seed = || new.seed(self.spec.name.as_str(), &self.cluster_id, machine.interfaces[0].address);
+        let text = match self.settings.seed {
+            SeedSource::ConfigDrive => self.cloud_config(machine, None),
+            SeedSource::CloudInit => self.cloud_config(machine, Some(write_files(&seed(), machine))),
+            SeedSource::Quorate => quorate_agent::boot::user_data(&seed(), machine),
+        };
+        let encoded = STANDARD.encode(text);
         if encoded.len() > MOST_USER_DATA {
             let (member, bytes) = (new.id.member.to_string(), encoded.len());
             return Err(OpenstackError::UserDataTooLong { member, bytes, most: MOST_USER_DATA });
@@ -303,22 +311,28 @@ impl Openstack {
         Ok(encoded)
     }
 
+    /// A key pair is for cloud-init's default user, which it makes only if it is asked to.
+    fn cloud_config(&self, machine: &boot::Machine, files: Option<Value>) -> String {
+        let mut more = Map::from_iter([(String::from("hostname"), json!(machine.hostname))]);
+        more.extend(files.map(|files| (String::from("write_files"), files)));
+        let commands = vec![start_agent(self.settings.program.as_ref())];
+        cloud_config(machine.admin.as_ref(), self.settings.key_pair.is_some(), commands, more)
+    }
+
     /// The seed has a token, so it is not user data, which every process on the machine can read: these files are on the config drive
     /// alone. cloud-init, or the agent itself, takes them from there before the agent starts.
     fn files(&self, new: &NewMachine<'_>, machine: &boot::Machine, mark: &Mark) -> Value {
         let seed = new.seed(self.spec.name.as_str(), &self.cluster_id, mark.address);
-        let seed = serde_json::to_vec(&seed).expect("plain data serializes");
-        let machine = serde_json::to_vec(machine).expect("plain data serializes");
-        let file = |name: &str, content: &[u8]| json!({ "path": format!("/{PLACED_SEED}/{name}"), "contents": STANDARD.encode(content) });
-        json!([file(SEED_FILE, &seed), file(MACHINE_FILE, &machine)])
+        let file = |(path, content): (String, Vec<u8>)| json!({ "path": path, "contents": STANDARD.encode(content) });
+        seed_files(&seed, machine).into_iter().map(file).collect()
     }
 
-    /// How long the longest of its files is, whatever its address is.
-    fn longest_file(&self, new: &NewMachine<'_>) -> u64 {
+    /// How long the longest of its files is, whatever its address is. None: it gets none.
+    fn longest_file(&self, new: &NewMachine<'_>) -> Option<u64> {
         let longest = IpAddr::from([0xffff_u16; 8]);
-        let seed = serde_json::to_vec(&new.seed(self.spec.name.as_str(), &self.cluster_id, longest));
-        let machine = serde_json::to_vec(&self.machine(new, Vec::new(), None));
-        seed.into_iter().chain(machine).map(|file| file.len() as u64).max().unwrap_or_default()
+        let seed = new.seed(self.spec.name.as_str(), &self.cluster_id, longest);
+        let files = seed_files(&seed, &self.machine(new, Vec::new(), None));
+        files.into_iter().map(|(_, content)| content.len() as u64).max().filter(|_| self.has_config_drive())
     }
 
     /// The `machine.json` of its seed.
@@ -337,6 +351,19 @@ impl Openstack {
             data_disk: data.map(|volume| boot::DataDisk { serial: serial(volume) }),
             channel: false,
         }
+    }
+}
+
+/// In the place of one that is not known yet.
+fn longest_interface() -> boot::Interface {
+    let address = IpAddr::from([0xffff_u16; 8]);
+    boot::Interface {
+        mac: String::from("fa:16:3e:00:00:00"),
+        address,
+        prefix: 128,
+        gateway: Some(address),
+        dns: vec![address; 4],
+        more_addresses: Vec::new(),
     }
 }
 

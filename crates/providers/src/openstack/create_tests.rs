@@ -11,6 +11,9 @@ use quorate_core::model::Ledger;
 use quorate_core::spec;
 
 use super::super::script::{Shared, Then, script, serve};
+use quorate_agent::api::boot::{MACHINE_FILE, SEED_FILE};
+use quorate_agent::boot::PLACED_SEED;
+
 use super::*;
 use crate::Provider;
 
@@ -165,6 +168,53 @@ async fn a_stock_image_gets_the_program_by_cloud_init_and_the_token_on_its_confi
     let mut others = server.clone();
     others.as_object_mut().unwrap().remove("personality");
     assert!(!others.to_string().contains(TOKEN), "what the API shows: {others}");
+}
+
+/// Without a config drive: the seed is in user data, and in nothing else that the API has.
+#[tokio::test]
+async fn servers_without_a_config_drive_get_their_seed_as_user_data() {
+    for seed in ["cloud_init", "quorate"] {
+        // A quota of injected files is no obstacle.
+        let stage = Stage::new(&json!({ "seed": seed }));
+        stage.always("GET /v2.1/limits", json!({ "limits": { "absolute": { "maxPersonality": 0 } } }));
+        stage.create(Data::Goes).await;
+        let server = stage.sent("POST /v2.1/servers").remove(0)["server"].take();
+        assert_eq!((&server["config_drive"], server.get("personality")), (&json!(false), None));
+        let text = String::from_utf8(STANDARD.decode(server["user_data"].as_str().unwrap()).unwrap()).unwrap();
+        let found: Value = if seed == "cloud_init" {
+            let config = stage.user_data().1;
+            let file = &config["write_files"][0];
+            assert_eq!(
+                (&file["path"], &file["permissions"]),
+                (&json!("/var/lib/quorate/seed/seed.json"), &json!("0600"))
+            );
+            serde_json::from_slice(&STANDARD.decode(file["content"].as_str().unwrap()).unwrap()).unwrap()
+        } else {
+            let all: Value = serde_json::from_str(&text).unwrap();
+            assert_eq!(all["quorate"]["machine"]["interfaces"][0]["mac"], "fa:16:3e:00:00:01");
+            all["quorate"]["seed"].clone()
+        };
+        assert_eq!((&found["token"], &found["address"]), (&json!(TOKEN), &json!("10.0.0.1")));
+        let mut others = server.clone();
+        others.as_object_mut().unwrap().remove("user_data");
+        assert!(!others.to_string().contains(TOKEN), "{others}");
+        assert!(stage.mark()["quorate.build.seed"].as_str().unwrap().starts_with("user data for "));
+    }
+}
+
+#[tokio::test]
+async fn a_subnet_without_dhcp_is_refused_where_there_is_no_config_drive() {
+    let subnet = json!({ "id": "sn1", "name": "sn", "cidr": "10.0.0.0/24", "enable_dhcp": false });
+    for (seed, is_refused) in [("config_drive", false), ("cloud_init", true), ("quorate", true)] {
+        let stage = Stage::new(&json!({ "seed": seed }));
+        stage.always("GET /v2.0/subnets", json!({ "subnets": [subnet] }));
+        let said = stage.try_create(Data::Goes).await.err().map(|error| error.to_string());
+        assert_eq!(said.is_some(), is_refused, "{seed}: {said:?}");
+        if let Some(said) = said {
+            assert!(said.contains("the subnet sn has no DHCP"), "{said}");
+            assert!(stage.script.lock().unwrap().sent.is_empty(), "nothing was created");
+        }
+    }
 }
 
 #[tokio::test]

@@ -61,6 +61,11 @@ pub enum OpenstackError {
     ManySubnets { network: String, subnets: Vec<String> },
     #[error("the network {network} has no subnet{}", address.map(|a| format!(" with the address {a}")).unwrap_or_default())]
     NoSubnet { network: String, address: Option<IpAddr> },
+    #[error(
+        "the subnet {subnet} has no DHCP, which a server without a config drive needs: switch it on (`openstack subnet set --dhcp \
+         {subnet}`), or set `provider.openstack.seed: config_drive`"
+    )]
+    NoDhcp { subnet: String },
     #[error("the port {port} has the addresses {}, and {member} must have {address}", list(found))]
     PortAddress { port: String, member: String, address: IpAddr, found: Vec<String> },
     #[error(

@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use quorate_agent::api::boot;
 use quorate_core::model::{CLIENT_PORT, MachineId};
-use quorate_core::providers::openstack::section;
+use quorate_core::providers::openstack::{SeedSource, section};
 use quorate_core::spec::{AddressRange, MemberSpec};
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -40,6 +40,7 @@ struct Subnet {
     range: AddressRange,
     gateway: Option<IpAddr>,
     dns: Vec<IpAddr>,
+    has_dhcp: bool,
 }
 
 impl Subnet {
@@ -51,6 +52,7 @@ impl Subnet {
             range: text(value, "cidr")?.parse().ok()?,
             gateway: text(value, "gateway_ip").and_then(|gateway| gateway.parse().ok()),
             dns: addresses.filter_map(|address| address.as_str()?.parse().ok()).collect(),
+            has_dhcp: value.get("enable_dhcp").and_then(Value::as_bool).unwrap_or(true),
         })
     }
 }
@@ -185,6 +187,19 @@ impl Openstack {
         let id =
             |name: &String| one_of("security group", name, &groups).map(|group| text(group, "id").unwrap_or_default());
         given.iter().map(id).collect()
+    }
+
+    /// Without a config drive, a server gets its address by DHCP, and its seed over the network.
+    pub(super) async fn check_dhcp(&self, address: Option<IpAddr>) -> Result<(), OpenstackError> {
+        if self.settings.seed == SeedSource::ConfigDrive {
+            return Ok(());
+        }
+        let site = self.site().await?;
+        let subnet = site.subnet(address)?;
+        if subnet.has_dhcp {
+            return Ok(());
+        }
+        Err(OpenstackError::NoDhcp { subnet: subnet.name.clone() })
     }
 
     fn read_port(&self, place: &Place, value: &Value, is_ours: bool) -> Result<Port, OpenstackError> {

@@ -3,7 +3,7 @@
 
 use std::net::IpAddr;
 
-use super::{Access, MemberSpec, MorePort, OpenstackSettings, section};
+use super::{Access, MemberSpec, MorePort, OpenstackSettings, SeedSource, section};
 use crate::spec::check::{Cluster, Findings};
 use crate::spec::{Millis, Size};
 
@@ -40,6 +40,7 @@ pub(super) fn check(settings: &OpenstackSettings, cluster: &Cluster, found: &mut
             "leave out one of them",
         );
     }
+    seed(settings, cluster, found);
     if let Some(program) = &settings.program {
         program.check(&at("program"), found);
     }
@@ -75,6 +76,47 @@ pub(super) fn check(settings: &OpenstackSettings, cluster: &Cluster, found: &mut
                 );
             }
             taken.push((what, id));
+        }
+    }
+}
+
+/// Without a config drive, a server has one interface, whose address DHCP gives it, and no place for secrets.
+fn seed(settings: &OpenstackSettings, cluster: &Cluster, found: &mut Findings) {
+    const ADDRESS: &str = "169.254.169.254";
+    if settings.seed == SeedSource::ConfigDrive {
+        return;
+    }
+    let at = |field: &str| cluster.at(&format!("provider.openstack.{field}"));
+    if settings.seed == SeedSource::Quorate && settings.program.is_some() {
+        found.error(
+            at("program"),
+            "with `seed: quorate` the image has the agent, and nothing on it would fetch another one",
+            "remove `program`; `quorate apply` brings newer agents to machines itself",
+        );
+    }
+    if settings.admin.as_ref().is_some_and(|admin| admin.console_password_hash.is_some()) {
+        found.error(
+            at("admin.console_password_hash"),
+            "without a config drive it would be in user data, which every process on the server can read",
+            "remove it, or set `seed: config_drive`",
+        );
+    }
+    let of_member = |(entry, member): (String, &MemberSpec)| {
+        let has_more = !section(member).more_ports.is_empty();
+        has_more.then(|| cluster.at(&format!("{entry}.openstack.more_ports")))
+    };
+    let more = (!settings.more_ports.is_empty()).then(|| at("more_ports"));
+    for at in more.into_iter().chain(cluster.spec.entries().filter_map(of_member)) {
+        let message = "without a config drive a server has one interface, which DHCP sets up";
+        found.error(at, message, "remove `more_ports`, or set `seed: config_drive`");
+    }
+    for (entry, member) in cluster.spec.entries() {
+        if let Some(address) = member.address.filter(IpAddr::is_ipv6) {
+            found.error(
+                cluster.at(&format!("{entry}.address")),
+                format!("a server with the address {address} does not reach the metadata service at {ADDRESS}"),
+                "give the member an IPv4 address, or set `seed: config_drive`",
+            );
         }
     }
 }

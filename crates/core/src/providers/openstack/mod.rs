@@ -39,6 +39,9 @@ pub struct OpenstackSettings {
     /// The image, by name or id. It contains quorate's agent, or cloud-init, which gets the agent from `program`.
     #[schemars(length(min = 1))]
     pub image: String,
+    /// How a server gets its configuration.
+    #[serde(default)]
+    pub seed: SeedSource,
     /// Where cloud-init gets the agent's program. If absent, the image has it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub program: Option<ProgramSource>,
@@ -106,6 +109,30 @@ pub struct OpenstackSettings {
 
 fn default_boot_patience() -> Millis {
     Millis(600_000)
+}
+
+/// How a server gets its configuration.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum SeedSource {
+    /// From a config drive, for quorate's own image and for stock images. The enrolment token is nowhere else.
+    #[default]
+    ConfigDrive,
+    /// From the metadata service, by cloud-init. Every process on the server can read the enrolment token.
+    CloudInit,
+    /// From the metadata service, by quorate itself, for images of `quorate image build --openstack`. The same is true of the token.
+    Quorate,
+}
+
+impl SeedSource {
+    /// What an existing server has of it as a part of its build; one with a config drive has none.
+    fn part(self) -> Option<String> {
+        match self {
+            SeedSource::ConfigDrive => None,
+            SeedSource::CloudInit => Some(String::from("user data for cloud-init")),
+            SeedSource::Quorate => Some(String::from("user data for quorate")),
+        }
+    }
 }
 
 /// Whether members share a host: the policy of the server group that quorate creates for the cluster.
@@ -325,6 +352,7 @@ impl Settings for OpenstackSettings {
         let has_volumes = self.root_size_of(member).is_some() || self.data_size_of(member).is_some();
         Some(Build::new([
             ("image", Some(self.image.clone())),
+            ("seed", self.seed.part()),
             ("flavor", Some(self.flavor_of(member).to_owned())),
             ("availability zone", self.zone_of(member).map(str::to_owned)),
             ("key pair", self.key_pair.clone()),

@@ -1,0 +1,198 @@
+//! Bodies for servers that are records: a network namespace for each address, in which an agent and etcd run as they would on a guest. What a
+//! body is, nova's own metadata service says to it: it begins when a server has its address, from that server's user data and from nothing
+//! else, and ends with the server.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::{JoinHandle, sleep, spawn};
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::openstack;
+use crate::common::{OLDEST, lab};
+
+/// The network that the servers are on. Machines get their addresses by DHCP there, and bodies have theirs from the beginning.
+pub const NETWORK: &str = "with-dhcp";
+const RANGE: &str = "10.82.0.0/16";
+/// The lab's gateway, which is where machines find their metadata too.
+const GATEWAY: &str = "10.80.0.1";
+const METADATA: &str = "http://169.254.169.254/openstack/latest/meta_data.json";
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// The address of the body at this place, from 1 on.
+pub fn address(place: usize) -> String {
+    format!("10.82.0.{place}")
+}
+
+pub struct Bodies {
+    all: Vec<Arc<Body>>,
+    over: Arc<AtomicBool>,
+    keepers: Vec<JoinHandle<()>>,
+    /// What bodies have on their disks.
+    _directory: tempfile::TempDir,
+}
+
+pub struct Body {
+    name: String,
+    link: String,
+    root: PathBuf,
+    agent: Mutex<Option<Child>>,
+}
+
+fn ip(arguments: &[&str]) {
+    let done = Command::new("ip").args(arguments).status().expect("ip runs");
+    assert!(done.success(), "ip {arguments:?}");
+}
+
+impl Bodies {
+    /// So many, each of which waits for a server, with a network for them.
+    pub fn new(count: usize) -> Self {
+        openstack(&["network", "create", NETWORK]).ok();
+        openstack(&["subnet", "create", NETWORK, "--network", NETWORK, "--subnet-range", RANGE, "--dhcp"]).ok();
+        let directory = tempfile::tempdir().expect("a directory");
+        let all: Vec<Arc<Body>> = (1..=count).map(|place| Arc::new(Body::new(directory.path(), place))).collect();
+        let over = Arc::new(AtomicBool::new(false));
+        let keep = |body: &Arc<Body>| {
+            let (body, over) = (body.clone(), over.clone());
+            spawn(move || body.live(&over))
+        };
+        let keepers = all.iter().map(keep).collect();
+        Bodies { all, over, keepers, _directory: directory }
+    }
+
+    pub fn first(&self) -> &Body {
+        &self.all[0]
+    }
+}
+
+impl Drop for Bodies {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Relaxed);
+        for keeper in self.keepers.drain(..) {
+            let _ = keeper.join();
+        }
+        for body in &self.all {
+            if std::thread::panicking() {
+                eprintln!("--- {}\n{}", body.name, body.console());
+            }
+            let _ = Command::new("ip").args(["link", "delete", &body.link]).status();
+            let _ = Command::new("ip").args(["netns", "delete", &body.name]).status();
+        }
+        openstack(&["network", "delete", NETWORK]);
+    }
+}
+
+impl Body {
+    /// With an address and a route, as DHCP would give them, and nothing else.
+    fn new(directory: &Path, place: usize) -> Self {
+        let (name, link) = (format!("body-{place}"), format!("body-link-{place}"));
+        let address = format!("{}/32", address(place));
+        ip(&["netns", "add", &name]);
+        ip(&["link", "add", &link, "type", "veth", "peer", "name", "eth0", "netns", &name]);
+        ip(&["link", "set", &link, "up"]);
+        for interface in ["lo", "eth0"] {
+            ip(&["-n", &name, "link", "set", interface, "up"]);
+        }
+        ip(&["-n", &name, "address", "add", &address, "dev", "eth0"]);
+        ip(&["route", "add", &address, "dev", &link]);
+        let root = directory.join(&name);
+        let body = Body { name, link, root, agent: Mutex::default() };
+        body.connect();
+        body
+    }
+
+    pub fn connect(&self) {
+        ip(&["-n", &self.name, "route", "add", "default", "via", GATEWAY, "dev", "eth0", "onlink"]);
+    }
+
+    pub fn disconnect(&self) {
+        ip(&["-n", &self.name, "route", "delete", "default"]);
+    }
+
+    /// The seed, as the agent gets it.
+    pub fn seed(&self) -> PathBuf {
+        self.root.join("run/quorate/seed.json")
+    }
+
+    fn inside(&self, program: &str) -> Command {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.name, program]).stdin(Stdio::null());
+        command
+    }
+
+    fn quorate(&self, arguments: &[&str]) -> Command {
+        fs::create_dir_all(&self.root).expect("a root");
+        let log = File::options().create(true).append(true).open(self.log()).expect("a log");
+        let mut command = self.inside(env!("CARGO_BIN_EXE_quorate"));
+        let path = std::env::var("PATH").unwrap_or_default();
+        command.args(arguments).arg("--root").arg(&self.root).env("PATH", format!("{}:{path}", lab(OLDEST).display()));
+        command.stdout(log.try_clone().expect("a log")).stderr(log);
+        command
+    }
+
+    /// What the unit of the image runs.
+    pub fn boot(&self) -> bool {
+        self.quorate(&["agent", "boot", "--openstack"]).status().expect("quorate runs").success()
+    }
+
+    fn log(&self) -> PathBuf {
+        self.root.with_extension("log")
+    }
+
+    pub fn console(&self) -> String {
+        fs::read_to_string(self.log()).unwrap_or_default()
+    }
+
+    /// The id of the server that has this address, if there is one. No answer says nothing.
+    fn server(&self) -> Result<Option<String>, ()> {
+        let asked = self.inside("curl").args(["-s", "--max-time", "10", "-w", "\n%{http_code}", METADATA]).output();
+        let answer = String::from_utf8(asked.map_err(drop)?.stdout).map_err(drop)?;
+        match answer.rsplit_once('\n') {
+            Some((_, "404")) => Ok(None),
+            Some((text, "200")) => {
+                let found: Value = serde_json::from_str(text).map_err(drop)?;
+                Ok(found["uuid"].as_str().map(str::to_owned))
+            }
+            _ => Err(()),
+        }
+    }
+
+    fn live(&self, over: &AtomicBool) {
+        let mut is = None;
+        while !over.load(Ordering::Relaxed) {
+            if let Ok(now) = self.server()
+                && now != is
+            {
+                self.end();
+                is = now.filter(|_| self.begin());
+            }
+            sleep(PAUSE);
+        }
+        self.end();
+    }
+
+    fn begin(&self) -> bool {
+        if !self.boot() {
+            return false;
+        }
+        let agent = self.quorate(&["agent", "--seed", &self.seed().display().to_string()]).spawn();
+        *self.agent.lock().unwrap() = Some(agent.expect("the agent starts"));
+        true
+    }
+
+    /// Everything in its namespace, and its disk.
+    fn end(&self) {
+        let listed = Command::new("ip").args(["netns", "pids", &self.name]).output().expect("ip runs").stdout;
+        for pid in String::from_utf8_lossy(&listed).split_whitespace() {
+            let _ = Command::new("kill").args(["-KILL", pid]).status();
+        }
+        if let Some(mut agent) = self.agent.lock().unwrap().take() {
+            let _ = agent.wait();
+        }
+        let _ = fs::remove_dir_all(&self.root);
+    }
+}
