@@ -5,6 +5,7 @@
 //! A few failed cells are repeated once, alone, unless clients saw a violation: a fault that came too late or a pause that was too
 //! long may be caused by this machine, a lost write never is.
 
+mod bootstrap;
 mod cells;
 mod ground;
 mod postgres;

@@ -23,6 +23,8 @@ const RUNS: Duration = Duration::from_millis(100);
 const AGES: Duration = Duration::from_secs(3);
 /// How long it may take until etcd needs more room than it has set aside: megabytes, and on a busy machine clients write little.
 const FILLING: Duration = Duration::from_secs(150);
+/// As long as systemd usually waits for a service.
+const SHUTTING_DOWN: Duration = Duration::from_secs(90);
 /// Each way.
 const DELAY: u32 = 100;
 
@@ -43,6 +45,8 @@ pub enum Fault {
     Slow,
     /// Every process ends at once, and the machine is off.
     PowerCut,
+    /// All but the agent get SIGTERM, as at a reboot. When they have ended, the machine is off.
+    Reboot,
     /// The power fails, and the data is lost.
     Wipe,
     /// The power fails, and the data is that of some seconds before when it comes back.
@@ -119,6 +123,7 @@ impl Fault {
             Fault::StopPatroni => format!("Patroni stopped on {on}"),
             Fault::Slow => format!("{program} slowed down on {on}"),
             Fault::PowerCut => format!("power cut on {on}"),
+            Fault::Reboot => format!("{on} shut down to reboot"),
             Fault::Wipe => format!("disk wiped on {on}"),
             Fault::OldData => format!("old data put back on {on}"),
             Fault::Lose => format!("{on} lost permanently"),
@@ -175,6 +180,10 @@ impl Fault {
                 harm.undo.push(Undo::KeepUp(tokio::spawn(slow_down(machine.clone()))));
             }
             Fault::PowerCut => machine.cut_power().map_err(failed("the power cannot be cut"))?,
+            Fault::Reboot => {
+                server()?;
+                shut_down(machine).await.map_err(failed("it cannot be shut down"))?;
+            }
             Fault::Wipe => {
                 machine.cut_power().map_err(failed("the power cannot be cut"))?;
                 machine.wipe().map_err(failed("its data cannot be removed"))?;
@@ -218,8 +227,8 @@ impl Fault {
 
     /// Whether it is over at once, and leaves the cluster something to deal with.
     pub fn can_be_first(self) -> bool {
-        use Fault::{Ghost, Lose, OldData, PowerCut, Wipe};
-        matches!(self, PowerCut | Wipe | OldData | Lose | Ghost)
+        use Fault::{Ghost, Lose, OldData, PowerCut, Reboot, Wipe};
+        matches!(self, PowerCut | Reboot | Wipe | OldData | Lose | Ghost)
     }
 
     /// Whether the cluster comes back from it only by what is said in a command.
@@ -273,6 +282,20 @@ fn stop_all(machine: &Machine) -> Vec<Process> {
         running.iter().for_each(|process| process.signal(Signal::STOP));
         stopped.extend(running);
     }
+}
+
+/// The agent ends first, because it would start Patroni again. What has not ended in time is killed.
+async fn shut_down(machine: &Machine) -> io::Result<()> {
+    machine.end_agent();
+    match machine.patroni().or_else(|| machine.server()) {
+        Some(first) => first.signal(Signal::TERM),
+        None => return machine.cut_power(),
+    }
+    let deadline = Instant::now() + SHUTTING_DOWN;
+    while !machine.service().is_empty() && Instant::now() < deadline {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    machine.cut_power()
 }
 
 async fn slow_down(machine: Machine) {

@@ -172,6 +172,11 @@ impl Machine {
         }
     }
 
+    /// Ends its agent, and nothing else.
+    pub fn end_agent(&self) {
+        self.processes().into_iter().filter(|p| p.is_called_with("agent")).for_each(|p| p.signal(Signal::KILL));
+    }
+
     /// Removes all that the machine was.
     pub fn lose(&self) -> io::Result<()> {
         self.cut_power()?;

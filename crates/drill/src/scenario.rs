@@ -146,6 +146,7 @@ impl Scenario {
             }
             (Some(Fault::Slow), _) => format!("Patroni and PostgreSQL of {target} run a fifth of the time for a while"),
             (Some(Fault::PowerCut), _) => format!("the power of {target} fails: {all} end at once"),
+            (Some(Fault::Reboot), _) => format!("{target} is shut down in order, and switched on again"),
             (Some(Fault::Wipe), _) => format!("the power of {target} fails, and its data is lost"),
             (Some(Fault::OldData), _) => {
                 format!("the power of {target} fails, and its data is an older copy afterwards")

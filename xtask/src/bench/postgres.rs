@@ -3,6 +3,7 @@
 
 mod manual;
 mod ours;
+mod release;
 mod writer;
 
 use std::fs;
@@ -19,6 +20,7 @@ use crate::lab::{Lab, Version};
 use crate::{etcd, host, postgres};
 use manual::Manual;
 use ours::Ours;
+use release::Release;
 use writer::Writer;
 
 const MEMBERS: [&str; 3] = ["pg-1", "pg-2", "pg-3"];
@@ -58,6 +60,8 @@ trait Side {
     fn directory(&self, member: &str) -> PathBuf;
     fn switch_over(&mut self) -> Result<()>;
     fn set_connections(&mut self, connections: u32) -> Result<()>;
+    /// Another minor release takes the place of the installed one, and every member restarts with it.
+    fn take_release(&mut self, release: &Path) -> Result<()>;
     /// Brings a member back whose power was cut, and waits until it streams.
     fn bring_back(&mut self, member: &str) -> Result<()>;
     /// Nothing is left.
@@ -110,12 +114,15 @@ impl Outcome {
 
 pub fn run(lab: &Lab, options: &Options) -> Result<()> {
     let version = etcd::ensure_any(lab)?;
-    let programs = Programs { etcd: lab.etcd(version), version, patroni: postgres::ensure(lab)? };
+    let patroni = postgres::ensure(lab)?;
+    postgres::minor::ensure(lab)?;
+    let programs = Programs { etcd: lab.etcd(version), version, patroni };
+    let releases = [lab.older_postgres(), PathBuf::from(postgres::PROGRAMS_DIRECTORY)];
     let writer = build_writer()?;
     let ground = Ground::prepare_with(lab, options.measured.programs())?;
     let mut manual = Manual::prepare(&ground, &programs)?;
     let mut ours = Ours::prepare(&ground, &programs)?;
-    let measured = measure(&writer, &mut ours, &mut manual, options.pairs);
+    let measured = measure(&writer, &releases, &mut ours, &mut manual, options.pairs);
     let down = ours.take_down().and(manual.take_down());
     let outcomes = measured?;
     down?;
@@ -136,7 +143,13 @@ fn build_writer() -> Result<PathBuf> {
     Ok(host::debug_directory()?.join("examples/postgres_writer"))
 }
 
-fn measure(writer: &Path, ours: &mut Ours<'_>, manual: &mut Manual, pairs: u32) -> Result<Vec<Outcome>> {
+fn measure(
+    writer: &Path,
+    releases: &[PathBuf; 2],
+    ours: &mut Ours<'_>,
+    manual: &mut Manual,
+    pairs: u32,
+) -> Result<Vec<Outcome>> {
     let bring_up = each(pairs, "bring-up", ours, manual, |side, last| {
         let begun = Instant::now();
         side.bring_up()?;
@@ -154,11 +167,17 @@ fn measure(writer: &Path, ours: &mut Ours<'_>, manual: &mut Manual, pairs: u32) 
         connections += 1;
         gap(writer, side, |side| side.set_connections(connections)).map(|(gap, _)| gap)
     })?;
+    let minor = each_numbered(pairs, "minor release", ours, manual, |side, pair| {
+        // The older one first: the other is installed.
+        let release = &releases[usize::from(pair % 2 == 0)];
+        gap(writer, side, |side| side.take_release(release)).map(|(gap, _)| gap)
+    })?;
     let failover = each(pairs, "failover", ours, manual, |side, _| fail_over(writer, side))?;
     let rows = [
         ("bring-up", Bound::Factor(1.2), bring_up),
         ("switchover: longest write gap", Bound::Factor(1.05), switchover),
         ("changed parameter, rolling restart: longest write gap", GAP, parameter),
+        ("minor release, rolling restart: longest write gap", GAP, minor),
         ("failover: longest write gap", Bound::Factor(1.05), failover),
     ];
     let mut outcomes: Vec<Outcome> =
@@ -183,11 +202,22 @@ fn each(
     manual: &mut Manual,
     mut sample: impl FnMut(&mut dyn Side, bool) -> Result<Duration>,
 ) -> Result<(Samples, Samples)> {
+    each_numbered(pairs, what, ours, manual, |side, pair| sample(side, pair == pairs))
+}
+
+/// The same; it is told which pair it is, from 1 on.
+fn each_numbered(
+    pairs: u32,
+    what: &str,
+    ours: &mut Ours<'_>,
+    manual: &mut Manual,
+    mut sample: impl FnMut(&mut dyn Side, u32) -> Result<Duration>,
+) -> Result<(Samples, Samples)> {
     let (mut of_ours, mut of_manual) = (Samples::default(), Samples::default());
     for pair in 1..=pairs {
         let mut take = |side: &mut dyn Side| {
             let name = side.name();
-            sample(side, pair == pairs).with_context(|| format!("{what}, {name}, {pair} of {pairs}"))
+            sample(side, pair).with_context(|| format!("{what}, {name}, {pair} of {pairs}"))
         };
         // The one that goes first changes: it may find the machine warmer or colder.
         let (by_quorate, by_hand) = if pair % 2 == 1 {

@@ -127,12 +127,8 @@ impl Place<'_> {
             let path = self.path(&format!("{name}.{kind}"));
             File::create(&path).with_context(|| format!("cannot write {}", path.display()))
         };
-        let mut command = Command::new(self.program);
-        command.args(arguments).env("QUORATE_HOME", self.home()).current_dir(&self.directory);
-        command.stdin(Stdio::null()).stdout(file("out")?).stderr(file("err")?);
-        let usual = std::env::var_os("PATH").unwrap_or_default();
-        let path = self.programs.iter().cloned().chain(std::env::split_paths(&usual));
-        command.env("PATH", std::env::join_paths(path)?);
+        let mut command = self.command(arguments)?;
+        command.stdout(file("out")?).stderr(file("err")?);
         let mut child = command.spawn().context("cannot start quorate")?;
         if let Some(status) = wait(&mut child, PATIENCE)? {
             return Ok(status);
@@ -142,6 +138,38 @@ impl Place<'_> {
             child.kill().and_then(|()| child.wait()).context("cannot end quorate")?;
         }
         bail!("`quorate {}` did not end within {} s", arguments.join(" "), PATIENCE.as_secs())
+    }
+
+    /// quorate in this home.
+    pub fn command(&self, arguments: &[&str]) -> Result<Command> {
+        let mut command = Command::new(self.program);
+        command.args(arguments).env("QUORATE_HOME", self.home()).current_dir(&self.directory).stdin(Stdio::null());
+        let usual = std::env::var_os("PATH").unwrap_or_default();
+        let path = self.programs.iter().cloned().chain(std::env::split_paths(&usual));
+        command.env("PATH", std::env::join_paths(path)?);
+        Ok(command)
+    }
+
+    /// What a machine takes for `/`.
+    pub fn root_of(&self, cluster: &str, member: &str) -> PathBuf {
+        self.home().join("machines").join(cluster).join(member).join("root")
+    }
+
+    /// Ends everything on a machine at once.
+    pub fn cut_power(&self, cluster: &str, member: &str) -> Result<()> {
+        let mark = format!("QUORATE_MACHINE={}", self.root_of(cluster, member).display());
+        let deadline = Instant::now() + ENDING;
+        loop {
+            let left = processes_with(&mark);
+            if left.is_empty() {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                bail!("the processes of {member} do not end");
+            }
+            left.into_iter().for_each(|pid| signal(pid, "KILL"));
+            sleep(Duration::from_millis(5));
+        }
     }
 
     /// The programs of the minor release before the installed PostgreSQL.

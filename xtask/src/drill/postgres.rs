@@ -6,6 +6,7 @@ use anyhow::{Context, Result};
 use serde_json::Value;
 
 use super::Rehearsal;
+use super::bootstrap;
 use super::ground::{CLUSTER, DCS, Place};
 use super::rehearsal::{Verdict, drill, judge, needs_root, run};
 use crate::postgres::newer;
@@ -15,6 +16,8 @@ use crate::postgres::newer;
 pub enum Change {
     /// Only the fault.
     None,
+    /// The cluster is created. There are no clients before.
+    Bootstrap,
     /// A parameter that needs a restart of every member.
     Parameter,
     /// A parameter that every member takes up while it serves.
@@ -34,6 +37,8 @@ pub enum Change {
     DeadMachine(Role),
     /// A replica's disk was wiped.
     WipedDisk,
+    /// A machine is shut down in order, and comes back.
+    Reboot(Role),
     /// Another member becomes the primary.
     Switchover,
     /// How many standbys commits wait for.
@@ -81,35 +86,50 @@ const ROWS: &[Row] = &[
         "calm", "kill-sync", "kill-replica", "kill-patroni-primary", "kill-patroni-sync", "kill-controller",
         "stop-controller", "stop-primary", "stop-patroni-primary", "stop-sync", "stop-replica", "slow-primary", "slow-sync",
         "power-cut-primary", "power-cut-sync", "power-cut-replica", "wipe-primary", "wipe-sync", "wipe-replica",
+        "reboot-primary", "reboot-sync", "reboot-replica",
         "old-data-sync", "old-data-replica", "full-disk-primary", "full-disk-replica",
         "partition-sync", "partition-replica", "partition-dcs", "kill-dcs", "stop-dcs-majority",
     ]),
+    (Change::Bootstrap, &[], &["calm", "kill-controller", "power-cut-first", "power-cut-clone"]),
     (Change::Parameter, &["kill-controller", "power-cut-replica"], &[
         "calm", "stop-controller", "kill-primary", "kill-sync", "kill-patroni-primary", "power-cut-primary", "stop-primary",
+        "reboot-sync", "partition-primary", "partition-replica", "partition-dcs",
     ]),
-    (Change::Reload, &[], &["calm", "kill-controller"]),
-    (Change::MinorUpgrade, &[], &["calm", "kill-controller"]),
-    (Change::Upgrade, &[], &["calm", "kill-controller", "kill-replica", "power-cut-replica"]),
+    (Change::Reload, &[], &["calm", "kill-controller", "power-cut-sync", "partition-replica"]),
+    (Change::MinorUpgrade, &[], &["calm", "kill-controller", "power-cut-primary", "reboot-primary", "partition-sync"]),
+    (Change::Upgrade, &[], &[
+        "calm", "kill-controller", "kill-replica", "power-cut-replica", "power-cut-primary", "partition-replica",
+    ]),
     (Change::Scale { from: 3, to: 4 }, &["kill-controller"], &[
-        "calm", "kill-clone", "power-cut-clone", "kill-primary", "power-cut-primary",
+        "calm", "kill-clone", "power-cut-clone", "kill-primary", "power-cut-primary", "partition-primary", "partition-clone",
     ]),
-    (Change::Scale { from: 4, to: 3 }, &[], &["calm", "kill-controller", "kill-primary"]),
-    (Change::Replace(Role::Primary), &[], &["calm", "kill-controller", "power-cut-clone", "kill-sync"]),
-    (Change::Replace(Role::Replica), &[], &["calm", "kill-controller", "kill-primary"]),
-    (Change::ReplaceKept(Role::Primary), &[], &["calm", "kill-controller"]),
-    (Change::DeadMachine(Role::Primary), &[], &["calm", "kill-controller"]),
-    (Change::DeadMachine(Role::Replica), &[], &["calm", "kill-controller"]),
-    (Change::WipedDisk, &[], &["calm", "kill-controller"]),
-    (Change::Switchover, &[], &["calm", "kill-controller", "kill-sync"]),
-    (Change::Synchronous { from: 1, to: 2 }, &[], &["calm", "kill-controller"]),
-    (Change::Synchronous { from: 2, to: 1 }, &[], &["calm", "kill-controller"]),
-    (Change::Lease, &[], &["calm", "kill-controller", "kill-primary"]),
-    (Change::Certificates, &[], &["calm", "kill-controller", "kill-primary"]),
-    (Change::Passwords, &[], &["calm", "kill-controller", "kill-primary"]),
-    (Change::DcsPassword, &[], &["calm", "kill-controller"]),
-    (Change::DcsUpgrade, &["calm"], &["kill-controller", "kill-primary"]),
-    (Change::DcsMember, &[], &["calm", "kill-controller"]),
-    (Change::DcsRestore, &[], &["calm", "kill-controller"]),
+    (Change::Scale { from: 4, to: 3 }, &[], &[
+        "calm", "kill-controller", "kill-primary", "power-cut-sync", "partition-primary",
+    ]),
+    (Change::Replace(Role::Primary), &[], &[
+        "calm", "kill-controller", "power-cut-clone", "kill-sync", "power-cut-sync", "partition-primary",
+    ]),
+    (Change::Replace(Role::Replica), &[], &[
+        "calm", "kill-controller", "kill-primary", "power-cut-primary", "partition-clone",
+    ]),
+    (Change::ReplaceKept(Role::Primary), &[], &["calm", "kill-controller", "power-cut-sync", "partition-sync"]),
+    (Change::DeadMachine(Role::Primary), &[], &["calm", "kill-controller", "power-cut-sync", "partition-primary"]),
+    (Change::DeadMachine(Role::Replica), &[], &["calm", "kill-controller", "power-cut-primary", "partition-primary"]),
+    (Change::WipedDisk, &[], &["calm", "kill-controller", "power-cut-primary", "partition-sync"]),
+    (Change::Reboot(Role::Primary), &[], &["calm", "kill-controller", "power-cut-primary", "partition-sync"]),
+    (Change::Reboot(Role::Replica), &[], &["calm", "kill-controller", "power-cut-primary", "partition-primary"]),
+    (Change::Switchover, &[], &["calm", "kill-controller", "kill-sync", "power-cut-primary", "partition-primary"]),
+    (Change::Synchronous { from: 1, to: 2 }, &[], &["calm", "kill-controller", "power-cut-replica", "partition-primary"]),
+    (Change::Synchronous { from: 2, to: 1 }, &[], &["calm", "kill-controller", "power-cut-sync", "partition-replica"]),
+    (Change::Lease, &[], &["calm", "kill-controller", "kill-primary", "power-cut-primary", "partition-primary"]),
+    (Change::Certificates, &[], &["calm", "kill-controller", "kill-primary", "power-cut-sync", "partition-replica"]),
+    (Change::Passwords, &[], &[
+        "calm", "kill-controller", "kill-primary", "power-cut-primary", "partition-sync", "partition-replica",
+    ]),
+    (Change::DcsPassword, &[], &["calm", "kill-controller", "power-cut-replica", "partition-primary"]),
+    (Change::DcsUpgrade, &["calm"], &["kill-controller", "kill-primary", "power-cut-primary", "partition-replica"]),
+    (Change::DcsMember, &[], &["calm", "kill-controller", "power-cut-sync", "partition-primary"]),
+    (Change::DcsRestore, &[], &["calm", "kill-controller", "power-cut-replica", "partition-replica"]),
 ];
 
 /// The longest that writes may pause, in seconds, where nothing restarts and nothing moves. Of other changes the drill itself judges how long
@@ -133,6 +153,9 @@ impl Rehearsal for Cell {
         needs_root(self.fault)?;
         let (before, after) = self.shapes();
         place.write("c.yaml", &before.spec(place)?)?;
+        if self.change == Change::Bootstrap {
+            return bootstrap::rehearse(place, self.fault);
+        }
         run(place, "apply", &["apply", "c.yaml", "--yes"]).context("the clusters did not come up")?;
         let during = self.during(place)?;
         place.write("c.yaml", &after.spec(place)?)?;
@@ -210,10 +233,12 @@ impl Cell {
             Change::DcsMember => (before, Shape { etcds: vec![1, 2, 4], ..same }),
             Change::MinorUpgrade => (before, Shape { is_older: false, ..same }),
             Change::None
+            | Change::Bootstrap
             | Change::Replace(_)
             | Change::ReplaceKept(_)
             | Change::DeadMachine(_)
             | Change::WipedDisk
+            | Change::Reboot(_)
             | Change::Switchover
             | Change::Passwords
             | Change::DcsPassword
@@ -227,6 +252,8 @@ impl Cell {
             Change::DeadMachine(Role::Primary) => Some("lose-primary"),
             Change::DeadMachine(Role::Replica) => Some("lose-replica"),
             Change::WipedDisk => Some("wipe-replica"),
+            Change::Reboot(Role::Primary) => Some("reboot-primary"),
+            Change::Reboot(Role::Replica) => Some("reboot-replica"),
             _ => None,
         }
     }
@@ -234,7 +261,7 @@ impl Cell {
     /// The command that makes the change.
     fn during(&self, place: &Place) -> Result<Option<String>> {
         Ok(match self.change {
-            Change::None => None,
+            Change::None | Change::Bootstrap => None,
             Change::Replace(role) | Change::ReplaceKept(role) => {
                 Some(format!("replace {CLUSTER} {} --yes", member(place, role)?))
             }
@@ -249,6 +276,7 @@ impl Cell {
             | Change::MinorUpgrade
             | Change::Scale { .. }
             | Change::WipedDisk
+            | Change::Reboot(_)
             | Change::Synchronous { .. }
             | Change::Lease
             | Change::Certificates
@@ -315,6 +343,7 @@ impl fmt::Display for Change {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Change::None => write!(f, "none"),
+            Change::Bootstrap => write!(f, "bootstrap"),
             Change::Parameter => write!(f, "parameter"),
             Change::Reload => write!(f, "reload"),
             Change::MinorUpgrade => write!(f, "minor-upgrade"),
@@ -324,6 +353,7 @@ impl fmt::Display for Change {
             Change::ReplaceKept(role) => write!(f, "replace-kept-{role}"),
             Change::DeadMachine(role) => write!(f, "dead-{role}"),
             Change::WipedDisk => write!(f, "wiped-disk"),
+            Change::Reboot(role) => write!(f, "reboot-{role}"),
             Change::Switchover => write!(f, "switchover"),
             Change::Synchronous { from, to } => write!(f, "synchronous-{from}-{to}"),
             Change::Lease => write!(f, "lease"),
@@ -361,6 +391,15 @@ mod tests {
     }
 
     #[test]
+    fn every_change_of_a_living_cluster_meets_a_power_cut_and_a_partition() {
+        for (change, quick, others) in ROWS.iter().filter(|(change, ..)| *change != Change::Bootstrap) {
+            for fault in ["power-cut-", "partition-"] {
+                assert!(quick.iter().chain(*others).any(|name| name.starts_with(fault)), "{change}: no {fault}");
+            }
+        }
+    }
+
+    #[test]
     fn names_are_unique() {
         let names: BTreeSet<String> = all().iter().map(Rehearsal::file_name).collect();
         assert_eq!(names.len(), all().len());
@@ -368,7 +407,7 @@ mod tests {
 
     #[test]
     fn a_clone_is_struck_only_where_one_is_made() {
-        let clones = |change| matches!(change, Change::Scale { .. } | Change::Replace(_));
+        let clones = |change| matches!(change, Change::Bootstrap | Change::Scale { .. } | Change::Replace(_));
         assert!(all().iter().filter(|cell| cell.fault.ends_with("clone")).all(|cell| clones(cell.change)));
     }
 

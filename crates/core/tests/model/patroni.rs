@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use quorate_core::kinds::postgres::desire::patroni_name;
-use quorate_core::kinds::postgres::{PatroniStatus, PostgresFacts, Role, Standby};
+use quorate_core::kinds::postgres::{PatroniStatus, PostgresFacts, RestoreState, Role, Standby};
 use quorate_core::model::{DataSeen, MemberName, ServiceState};
 use quorate_core::planner::Step;
 use quorate_core::planner::simulate::{SimAgent, SimMachine, World};
@@ -40,15 +40,34 @@ pub struct Patroni {
     pub confirmed: u8,
     /// How many each has on its disk.
     pub written: BTreeMap<Machine, u8>,
-    /// How many are in the copy that was upgraded.
-    pub upgraded: u8,
+    /// How many are in the data that was upgraded, restored from a backup, or taken back.
+    pub prepared: u8,
+    /// How many are in data that was put aside.
+    pub aside: BTreeMap<Machine, u8>,
+    /// How many clients were told of on data that a restore has replaced.
+    pub given_up: Option<u8>,
+    /// How many the data from before an upgrade must have.
+    pub before_upgrade: u8,
+    /// What the configuration in place says of a rotation of passwords.
+    pub configured: BTreeMap<Machine, Configured>,
+    /// Whether PostgreSQL has the new passwords.
+    pub has_new_passwords: bool,
     /// What those that are away will report when they return.
     pub away: BTreeMap<Machine, PatroniStatus>,
+}
+
+/// Patroni takes it up when it runs.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Configured {
+    pub mark: Option<String>,
+    pub has_new_passwords: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Wrong {
     CommitLost,
+    ReplacedDataGone,
+    LockedOut,
     NobodyTakesOver,
     TwoPrimaries,
     ClientsWait,
@@ -130,8 +149,48 @@ impl State {
         let data = self.postgres(machine).map(|postgres| &postgres.data);
         // Until upgraded data serves, what there was before can be gone back to.
         let before = record.upgrade.as_ref().and_then(|upgrade| upgrade.was.as_ref()?.token());
-        let is_held = |token: &str| record.formation.token() == Some(token) || before == Some(token);
+        let begins = !record.formation.is_formed();
+        let is_held = |token: &str| {
+            record.formation.token() == Some(token)
+                || before == Some(token)
+                || (begins && record.replaced.contains(token))
+        };
         matches!(data, Some(DataSeen::Stamped(stamp)) if is_held(&stamp.token))
+    }
+
+    fn holds_replaced(&self, machine: &Machine) -> bool {
+        let replaced = &self.world.ledger.postgres.replaced;
+        let data = self.postgres(machine).map(|postgres| &postgres.data);
+        matches!(data, Some(DataSeen::Stamped(stamp)) if replaced.contains(&stamp.token))
+    }
+
+    /// Whether every commit that a restore has replaced is on a disk.
+    pub fn keeps_what_was_replaced(&self) -> bool {
+        let given_up = self.patroni.given_up.unwrap_or_default();
+        let mut there = self.machines().into_keys().filter(|machine| self.holds_replaced(machine));
+        given_up == 0
+            || self.patroni.aside.values().any(|aside| *aside >= given_up)
+            || there.any(|machine| self.patroni.written.get(&machine).is_some_and(|written| *written >= given_up))
+    }
+
+    /// Whether what replaces all data, by consent, is ready.
+    pub fn restores(&self) -> bool {
+        let Some(wish) = &self.world.ledger.postgres.restore else { return false };
+        let restored = |machine: &Machine| self.postgres(machine).and_then(|postgres| postgres.restored.clone());
+        let mut all = self.machines().into_keys().filter_map(|machine| restored(&machine));
+        let begun = self.world.ledger.postgres.formation.token() == Some(&wish.token);
+        begun || all.any(|restored| restored.token == wish.token && restored.state == RestoreState::Ready)
+    }
+
+    /// A member that follows the primary logs in to it: with a password, or by certificate alone where the primary's rules say so.
+    fn somebody_is_locked_out(&self) -> bool {
+        let Some(primary) = self.primary() else { return false };
+        let is_open = self.postgres(&primary).is_some_and(|postgres| postgres.rotation.is_some());
+        let has_other = |machine: &Machine| {
+            let configured = self.patroni.configured.get(machine);
+            configured.is_some_and(|found| found.has_new_passwords) != self.patroni.has_new_passwords
+        };
+        !is_open && self.with_role(Role::Replica).iter().any(has_other)
     }
 
     pub fn may_lead(&self, machine: &Machine) -> bool {
@@ -253,7 +312,9 @@ impl State {
                 self.patroni.away.remove(machine);
                 self.change(machine, |postgres| {
                     (postgres.data, postgres.service, postgres.status) = (DataSeen::Empty, ServiceState::Stopped, None);
+                    (postgres.restored, postgres.replaced) = (None, None);
                 });
+                self.patroni.aside.remove(machine);
             }
             Fault::IsDestroyed => {
                 let name = self.machines().remove(machine);
@@ -274,7 +335,15 @@ impl State {
     pub fn report(&mut self) {
         let there: BTreeSet<Machine> = self.machines().into_keys().filter(|machine| self.holds_data(machine)).collect();
         let kept = self.kept();
-        self.patroni.written.retain(|machine, _| there.contains(machine) || kept.contains(machine));
+        let replaced: BTreeSet<Machine> =
+            self.machines().into_keys().filter(|machine| self.holds_replaced(machine)).collect();
+        let has_data =
+            |machine: &Machine| there.contains(machine) || kept.contains(machine) || replaced.contains(machine);
+        self.patroni.written.retain(|machine, _| has_data(machine));
+        let machines = self.machines();
+        self.patroni.aside.retain(|machine, _| machines.contains_key(machine));
+        self.patroni.configured.retain(|machine, _| machines.contains_key(machine));
+        self.take_up_rules();
         self.patroni.away.retain(|machine, _| there.contains(machine));
         let standby = |machine: &Machine| {
             let synchronous = self.patroni.synchronous.contains(machine);
@@ -288,6 +357,27 @@ impl State {
         }
         for primary in primaries {
             self.set_status(&primary, |status| status.standbys.clone_from(&standbys));
+        }
+        if self.somebody_is_locked_out() {
+            self.wrongs.insert(Wrong::LockedOut);
+        }
+    }
+
+    /// Patroni that runs writes the rules of its configuration. Users are data: standbys have them too.
+    fn take_up_rules(&mut self) {
+        for (machine, configured) in self.patroni.configured.clone() {
+            let is_behind =
+                |postgres: &PostgresFacts| postgres.status.is_some() && postgres.rotation != configured.mark;
+            if self.postgres(&machine).is_some_and(is_behind) {
+                self.change(&machine, |postgres| postgres.rotation.clone_from(&configured.mark));
+            }
+        }
+        let Some(primary) = self.primary() else { return };
+        let catalog = self.postgres(&primary).and_then(|postgres| postgres.catalog.clone());
+        for machine in self.with_role(Role::Replica) {
+            if self.streams(&machine) && self.postgres(&machine).is_some_and(|postgres| postgres.catalog != catalog) {
+                self.change(&machine, |postgres| postgres.catalog.clone_from(&catalog));
+            }
         }
     }
 

@@ -13,8 +13,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use super::super::store::free_ports;
-use super::{CONNECTIONS, Ground, LOOP_WAIT, MEMBERS, Programs, RETRY_TIMEOUT, Side, TTL, host, until};
-use crate::postgres::PROGRAMS_DIRECTORY;
+use super::{CONNECTIONS, Ground, LOOP_WAIT, MEMBERS, Programs, RETRY_TIMEOUT, Release, Side, TTL, host, until};
 
 const PASSWORD: &str = "manual";
 const SUPERUSER: &str = "postgres";
@@ -24,6 +23,7 @@ const ANSWER: Duration = Duration::from_secs(60);
 pub struct Manual {
     directory: PathBuf,
     patroni: PathBuf,
+    release: Release,
     members: BTreeMap<&'static str, Member>,
     etcd_port: u16,
     etcd: Child,
@@ -48,7 +48,8 @@ impl Manual {
         let members = MEMBERS.iter().zip(ports.chunks_exact(2)).map(member).collect();
         let etcd = start_etcd(&programs.etcd, &directory, etcd_ports[0], etcd_ports[1])?;
         let patroni = programs.patroni.join("patroni");
-        Ok(Self { directory, patroni, members, etcd_port: etcd_ports[0], etcd, scope: 0 })
+        let release = Release::install(directory.join("programs"))?;
+        Ok(Self { directory, patroni, release, members, etcd_port: etcd_ports[0], etcd, scope: 0 })
     }
 
     fn start(&mut self, name: &str) -> Result<()> {
@@ -105,7 +106,7 @@ impl Manual {
                 "connect_address": local(*port),
                 "use_unix_socket": false,
                 "data_dir": directory.join("data"),
-                "bin_dir": PROGRAMS_DIRECTORY,
+                "bin_dir": self.release.directory(),
                 "pgpass": directory.join("pgpass"),
                 "authentication": {
                     "superuser": login(SUPERUSER), "replication": login("replicator"), "rewind": login("rewinder"),
@@ -153,6 +154,28 @@ impl Manual {
                 .iter()
                 .any(|member| member["name"] == name && is_up(member) && member["pending_restart"].is_null()))
         })
+    }
+}
+
+impl Manual {
+    /// The replica first, then the synchronous standby, then the primary after a switchover.
+    fn restart_all(&self) -> Result<()> {
+        let primary = self.primary()?;
+        for role in ["replica", "sync_standby"] {
+            self.restart(&self.with_role(role)?)?;
+            until("a synchronous standby", || Ok(self.with_role("sync_standby").is_ok()))?;
+        }
+        let candidate = self.with_role("sync_standby")?;
+        let wish = json!({ "leader": primary, "candidate": candidate });
+        call(self.member(&primary)?.rest, "POST", "/switchover", Some(wish))?;
+        until("the former primary as a replica", || {
+            Ok(self
+                .cluster()?
+                .iter()
+                .any(|member| member["name"] == primary && member["role"] != "leader" && is_up(member)))
+        })?;
+        self.restart(&primary)?;
+        until("a whole cluster", || Ok(self.is_whole()))
     }
 }
 
@@ -211,7 +234,6 @@ impl Side for Manual {
         until("a whole cluster", || Ok(self.is_whole()))
     }
 
-    /// The replica first, then the synchronous standby, then the primary after a switchover.
     fn set_connections(&mut self, connections: u32) -> Result<()> {
         let primary = self.primary()?;
         let change = json!({ "postgresql": { "parameters": { "max_connections": connections } } });
@@ -219,21 +241,12 @@ impl Side for Manual {
         until("members that must restart", || {
             Ok(self.cluster()?.iter().all(|member| member["pending_restart"] == true))
         })?;
-        for role in ["replica", "sync_standby"] {
-            self.restart(&self.with_role(role)?)?;
-            until("a synchronous standby", || Ok(self.with_role("sync_standby").is_ok()))?;
-        }
-        let candidate = self.with_role("sync_standby")?;
-        let wish = json!({ "leader": primary, "candidate": candidate });
-        call(self.member(&primary)?.rest, "POST", "/switchover", Some(wish))?;
-        until("the former primary as a replica", || {
-            Ok(self
-                .cluster()?
-                .iter()
-                .any(|member| member["name"] == primary && member["role"] != "leader" && is_up(member)))
-        })?;
-        self.restart(&primary)?;
-        until("a whole cluster", || Ok(self.is_whole()))
+        self.restart_all()
+    }
+
+    fn take_release(&mut self, release: &Path) -> Result<()> {
+        self.release.put(release)?;
+        self.restart_all()
     }
 
     fn bring_back(&mut self, member: &str) -> Result<()> {

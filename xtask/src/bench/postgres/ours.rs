@@ -1,14 +1,14 @@
 //! The side that quorate creates and changes.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result};
 use serde_json::Value;
 
 use super::super::CLUSTER;
-use super::{CONNECTIONS, Ground, LOOP_WAIT, MEMBERS, Programs, RETRY_TIMEOUT, Side, TTL, host, until};
+use super::{CONNECTIONS, Ground, LOOP_WAIT, MEMBERS, Programs, RETRY_TIMEOUT, Release, Side, TTL, host, until};
 use crate::postgres::PROGRAMS_DIRECTORY;
 
 /// The etcd cluster below.
@@ -19,6 +19,7 @@ pub struct Ours<'a> {
     spec: PathBuf,
     etcd: String,
     path: String,
+    release: Release,
     connections: u32,
     has_proxy: bool,
 }
@@ -36,7 +37,8 @@ impl<'a> Ours<'a> {
              flags: {{bcrypt-cost: 4}}\n",
             etcd.join("etcd").display().to_string()
         );
-        let ours = Self { ground, spec, etcd, path, connections: CONNECTIONS, has_proxy: false };
+        let release = Release::install(ground.directory("ours")?.join("programs"))?;
+        let ours = Self { ground, spec, etcd, path, release, connections: CONNECTIONS, has_proxy: false };
         ours.write()?;
         host::read(ours.quorate().args(["apply"]).arg(&ours.spec).args(["--cluster", DCS, "--yes"]))?;
         Ok(ours)
@@ -44,11 +46,11 @@ impl<'a> Ours<'a> {
 
     fn write(&self) -> Result<()> {
         let members = MEMBERS.map(|name| format!("{{name: {name}}}")).join(", ");
-        let connections = self.connections;
+        let (connections, programs) = (self.connections, self.release.directory().display());
         let proxy = if self.has_proxy { "      haproxy: {}\n" } else { "" };
         let text = format!(
             "quorate: 1\nclusters:\n  - name: {CLUSTER}\n    members: [{members}]\n    postgres:\n      version: 15\n      \
-             dcs: {{cluster: {DCS}}}\n      parameters: {{max_connections: {connections}}}\n      \
+             programs: {programs}\n      dcs: {{cluster: {DCS}}}\n      parameters: {{max_connections: {connections}}}\n      \
              patroni: {{ttl: {TTL}s, loop_wait: {LOOP_WAIT}s, retry_timeout: {RETRY_TIMEOUT}s}}\n{proxy}{}",
             self.etcd
         );
@@ -131,6 +133,11 @@ impl Side for Ours<'_> {
     fn set_connections(&mut self, connections: u32) -> Result<()> {
         self.connections = connections;
         self.write()?;
+        self.apply()
+    }
+
+    fn take_release(&mut self, release: &Path) -> Result<()> {
+        self.release.put(release)?;
         self.apply()
     }
 

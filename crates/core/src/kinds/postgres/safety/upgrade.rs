@@ -123,6 +123,11 @@ pub(crate) fn may_go_back(view: &View<'_>) -> Result<(), UnsafeBecause> {
         let found = view.seen.facts(member).and_then(postgres).and_then(|found| found.restored.as_ref());
         found.is_some_and(|restored| restored.token == *token)
     };
+    // No other member keeps all of it. Once members have stopped for it, nobody would be left to wait for.
+    if view.seen.machines.get().is_some_and(|machines| !machines.contains_key(member)) {
+        let why = format!("the machine of {member}, which kept the data from before the upgrade, is missing");
+        return Err(UnsafeBecause::NoWayBack { why });
+    }
     let ready = wish.restore.as_ref().is_some_and(|restore| is_prepared(&restore.token));
     // Another concern waits for an agent that does not answer.
     if view.seen.facts(member).is_some() && !ready && kept(view, member).is_none() {
