@@ -1,5 +1,5 @@
 //! `cargo xtask lab NAME`: a real system for tests that need more than this checkout. Machines of a provider, for its conformance suite and
-//! for stories of clusters on it; an older quorate, for upgrades; Kubernetes, for clusters that it stores its objects in; a client library
+//! for stories of clusters on it; an older quorate, for upgrades; Kubernetes, for clusters that it stores its objects in; others' tests
 //! of etcd's v2 API, for the one that quorate serves.
 
 pub mod aws;
@@ -44,7 +44,7 @@ pub enum Which {
         #[command(flatten)]
         options: upgrade::Options,
     },
-    /// python-etcd's integration tests, with quorate's v2 API in place of etcd
+    /// python-etcd's integration tests and etcd's own tests of v2, with quorate in place of etcd
     V2,
     /// Kubernetes' API server, built from its Go modules: it runs on clusters while they change
     Kubernetes {

@@ -1,5 +1,5 @@
-//! moto's server in place of AWS: it implements the calls of EC2 and Systems Manager and keeps records in memory. The suite puts a proxy in
-//! front of it that refuses what AWS refuses. For tests of clusters each instance gets a process with the instance's address: an agent, or
+//! moto's server in place of AWS: it implements the calls of EC2 and Systems Manager and keeps records in memory. The suite and one story
+//! put a proxy in front of it that refuses what AWS refuses. For tests of clusters each instance gets a process with the instance's address: an agent, or
 //! a whole system configured by cloud-init, Ignition's own binary or quorate itself. So all of it runs in separate namespaces.
 
 mod cloud;
@@ -94,8 +94,9 @@ pub fn inside(lab: &Lab, options: &Options) -> Result<()> {
     let quorate = host::debug_directory()?.join("quorate");
     let etcd = lab.installed().into_values().next().context("there is no etcd in the lab")?;
     let bodies = cloud.live(&quorate, &etcd, None)?;
+    let strict = cloud.strict(&build::find("quorate-providers::conformance")?.program)?;
     let mut stories = cloud.tell(build::find("quorate::machines")?.command());
-    stories.args(["--ignored", "--nocapture", "--test-threads=1", filter]);
+    strict.tell(&mut stories).args(["--ignored", "--nocapture", "--test-threads=1", filter]);
     host::run(&mut stories).inspect_err(|_| bodies.show_consoles())
 }
 

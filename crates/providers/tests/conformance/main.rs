@@ -15,12 +15,21 @@ use std::path::PathBuf;
 use libtest_mimic::Arguments;
 use quorate_agent::{Options, Supervisor};
 
+/// Serves the proxy that is as strict as AWS, for stories of clusters, until it is killed. Prints its address.
+const PROXY_OF_AWS: &str = "aws-proxy";
+
 fn main() {
     let words: Vec<String> = std::env::args().skip(1).collect();
     if let [agent, root_flag, root, seed_flag, seed, ..] = &words[..]
         && (agent.as_str(), root_flag.as_str(), seed_flag.as_str()) == ("agent", "--root", "--seed")
     {
         return run_agent(root.into(), seed.into());
+    }
+    if words == [PROXY_OF_AWS] {
+        println!("{}", aws::proxy());
+        loop {
+            std::thread::park();
+        }
     }
     let arguments = Arguments::from_args();
     let mut trials = suite::trials("local", local::Place::new);

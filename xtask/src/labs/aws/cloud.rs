@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -18,6 +19,9 @@ use crate::lab::Lab;
 const GROUPS: &str = "quorate-ec2-";
 /// Where the suites find the server, and the Python that it runs in.
 const SERVER_VARIABLE: &str = "QUORATE_LAB_AWS";
+/// Where the stories find the proxy in front of the server that is as strict as AWS, and the word by which the suite serves it.
+const STRICT_VARIABLE: &str = "QUORATE_LAB_AWS_STRICT";
+const STRICT_WORD: &str = "aws-proxy";
 const PYTHON_VARIABLE: &str = "QUORATE_LAB_AWS_PYTHON";
 /// And the stories what asks the server.
 const BODIES_VARIABLE: &str = "QUORATE_LAB_AWS_BODIES";
@@ -92,6 +96,17 @@ impl Cloud {
         command
     }
 
+    /// The proxy of the conformance suite, which is this program.
+    pub fn strict(&self, suite: &Path) -> Result<Strict> {
+        let mut proxy = self.tell(host::tethered(suite));
+        proxy.arg(STRICT_WORD).stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut process = proxy.spawn().context("cannot start the strict proxy")?;
+        let output = process.stdout.take().context("no output")?;
+        let mut strict = Strict { process, url: String::new() };
+        BufReader::new(output).read_line(&mut strict.url).context("the strict proxy prints no address")?;
+        Ok(strict)
+    }
+
     /// What a command of `bodies.py` prints: an answer of the server, or what it did for a bench.
     pub fn ask(&self, words: &[&str]) -> Result<Value> {
         let (command, words) = words.split_first().context("no command")?;
@@ -109,6 +124,26 @@ impl Cloud {
         living.args(std::env::var_os(TOOLS_VARIABLE)).envs(events.map(|file| (EVENTS_VARIABLE, file)));
         let process = living.stdin(Stdio::null()).spawn().context("cannot start the bodies of instances")?;
         Ok(Bodies { process, directory })
+    }
+}
+
+/// What refuses what AWS refuses. It ends with this value.
+pub struct Strict {
+    process: Child,
+    url: String,
+}
+
+impl Strict {
+    /// Says to a command where it is.
+    pub fn tell<'a>(&self, command: &'a mut Command) -> &'a mut Command {
+        command.env(STRICT_VARIABLE, self.url.trim())
+    }
+}
+
+impl Drop for Strict {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
     }
 }
 

@@ -1,12 +1,13 @@
 //! The page of a Terraform module that put an etcd cluster behind one URL, line by line, through a front of an etcd without the v2 API.
-//! Only the URL and the user are added; they come from a file that curl reads, so the lines are unchanged.
+//! Only the URL, the CA and the user are added; they come from a file that curl reads, so the lines are unchanged. Hosts of members speak
+//! TLS alone, so their URLs begin with `https`.
 
 use std::process::Command;
 
 use serde_json::{Value, json};
 
 use super::{Front, PASSWORDS};
-use crate::common::{Run, address, newest};
+use crate::common::{Run, address, eventually, newest};
 use crate::discovery::{self, Service};
 
 const URL: &str = "<<load-balancer-url>>";
@@ -23,8 +24,20 @@ fn line(front: &Front, line: &str) -> Value {
 #[test]
 fn every_line_of_the_modules_page_works_through_one_url() {
     let front = Front::up(&newest(), "client_auth: password", &PASSWORDS.replace("/a/", "/v2/"), &["--insecure-http"]);
-    front.sandbox.file(".curlrc", "user = \"app:correct horse\"\nsilent\nshow-error\nmax-time = 20\n");
+    let curl =
+        format!("cacert = \"{}\"\nuser = \"app:correct horse\"\nsilent\nshow-error\nmax-time = 20\n", front.ca());
+    front.sandbox.file(".curlrc", &curl);
     let line = |text: &str| line(&front, text);
+    let url = format!("  without TLS:  http://{}", front.at);
+    eventually("the URL is printed", 10, || front.log().contains(&url));
+
+    let hosts = front.sandbox.environment("c")["ETCDCTL_ENDPOINTS"].clone();
+    let hosts: Vec<&str> = hosts.split(',').filter_map(|url| url.strip_suffix(":2379")).collect();
+    assert_eq!(hosts.len(), 3);
+    for host in hosts {
+        assert_eq!(line(&format!("curl {host}:2379/health"))["health"], "true");
+        assert_eq!(line(&format!("curl {host}:2379/version"))["etcdserver"], newest());
+    }
 
     assert_eq!(line("curl http://<<load-balancer-url>>/health")["health"], "true");
     assert_eq!(line("curl http://<<load-balancer-url>>/version")["etcdserver"], newest());

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use super::{SERVER, ec2, text, variable};
+use super::cloud::{SERVER, ec2, text, variable};
 use crate::common::{OLDEST, Sandbox, eventually};
 use crate::ground::chapter;
 
