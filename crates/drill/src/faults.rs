@@ -45,7 +45,7 @@ pub enum Fault {
     Slow,
     /// Every process ends at once, and the machine is off.
     PowerCut,
-    /// All but the agent get SIGTERM, as at a reboot. When they have ended, the machine is off.
+    /// The server, or Patroni, gets SIGTERM, as at a reboot. When it has ended, the machine is off.
     Reboot,
     /// The power fails, and the data is lost.
     Wipe,
@@ -287,12 +287,13 @@ fn stop_all(machine: &Machine) -> Vec<Process> {
 /// The agent ends first, because it would start Patroni again. What has not ended in time is killed.
 async fn shut_down(machine: &Machine) -> io::Result<()> {
     machine.end_agent();
-    match machine.patroni().or_else(|| machine.server()) {
-        Some(first) => first.signal(Signal::TERM),
-        None => return machine.cut_power(),
+    if let Some(first) = machine.patroni().or_else(|| machine.server()) {
+        first.signal(Signal::TERM);
     }
     let deadline = Instant::now() + SHUTTING_DOWN;
-    while !machine.service().is_empty() && Instant::now() < deadline {
+    while (machine.patroni().is_some() || machine.server().is_some()) && Instant::now() < deadline {
+        // A controller that is at work may have started it again.
+        machine.end_agent();
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     machine.cut_power()

@@ -4,11 +4,14 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::process::{Child, ChildStderr, Stdio};
+use std::process::{Child, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::thread;
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::ground::{CLUSTER, DCS, Place};
+use super::ground::{CLUSTER, DCS, PATIENCE, Place};
 use super::rehearsal::{Verdict, drill, judge, run};
 
 const MEMBERS: [&str; 3] = ["pg-1", "pg-2", "pg-3"];
@@ -99,27 +102,34 @@ fn cut_power(place: &Place, begins: &str, found: &mut Found) -> Result<()> {
 /// `quorate apply`, followed step by step. Dropping it kills it.
 struct Apply {
     child: Child,
-    lines: std::io::Lines<BufReader<ChildStderr>>,
+    /// What it says, without end if it hangs.
+    lines: Receiver<String>,
+    deadline: Instant,
 }
 
 impl Apply {
     fn start(place: &Place) -> Result<Self> {
         let mut command = place.command(&["apply", "c.yaml", "--cluster", CLUSTER, "--yes"])?;
         let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().context("cannot start quorate")?;
-        let lines = BufReader::new(child.stderr.take().context("it is piped")?).lines();
-        Ok(Apply { child, lines })
+        let said = BufReader::new(child.stderr.take().context("it is piped")?).lines();
+        let (sender, lines) = mpsc::channel();
+        thread::spawn(move || said.map_while(Result::ok).try_for_each(|line| sender.send(line)));
+        Ok(Apply { child, lines, deadline: Instant::now() + PATIENCE })
     }
 
     /// The next line about a step, without its time and its number.
     fn next_step(&mut self) -> Result<Option<String>> {
-        for line in self.lines.by_ref() {
-            let line = line.context("what quorate says cannot be read")?;
+        loop {
+            let line = match self.lines.recv_timeout(self.deadline.saturating_duration_since(Instant::now())) {
+                Ok(line) => line,
+                Err(RecvTimeoutError::Disconnected) => return Ok(None),
+                Err(RecvTimeoutError::Timeout) => bail!("`quorate apply` did not end within {} s", PATIENCE.as_secs()),
+            };
             let Some((_, text)) = line.strip_prefix('[').and_then(|line| line.split_once("] ")) else { continue };
             let Some((step, rest)) = text.split_once(" …") else { continue };
             let rest = rest.split(" (").next().unwrap_or_default();
             return Ok(Some(format!("{step} …{rest}")));
         }
-        Ok(None)
     }
 
     fn kill(&mut self) -> Result<()> {

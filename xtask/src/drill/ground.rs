@@ -20,7 +20,7 @@ pub const CLUSTER: &str = "c";
 /// The name of the etcd cluster below one of PostgreSQL.
 pub const DCS: &str = "d";
 /// How long one command may take. A drill ends by itself long before, unless it hangs.
-const PATIENCE: Duration = Duration::from_secs(480);
+pub const PATIENCE: Duration = Duration::from_secs(480);
 /// How long a command that is asked to end may take to undo what it did.
 const ENDING: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_millis(50);

@@ -37,7 +37,9 @@ pub fn run(context: &Context, options: cli::Requests) -> Result<Exit, Error> {
         return Err(Error::refused(format!("{what}, so it cannot be withdrawn: {}", request.what), hint));
     }
     requests::withdraw(&context.home, &options.name, kind, Timestamp::now())?;
-    output::talk(&format!("withdrawn: {}\n", request.what));
+    for withdrawn in open.iter().filter(|open| open.request == kind && !open.begun) {
+        output::talk(&format!("withdrawn: {}\n", withdrawn.what));
+    }
     Ok(Exit::Done)
 }
 

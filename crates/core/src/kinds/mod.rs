@@ -478,7 +478,7 @@ impl View<'_> {
         match self.desired.kind {
             Kind::Etcd => etcd::planner::program::refused(member, wish, facts),
             Kind::Postgres => postgres::planner::formation::refused_config(self.desired, member, wish, facts)
-                .or_else(|| etcd::planner::program::refused(member, wish, facts)),
+                .or_else(|| etcd::planner::program::not_ready(member, wish, facts)),
         }
     }
 

@@ -91,7 +91,7 @@ impl Openstack {
             self.check_volume_quota(member.name.as_str(), &sizes).await?;
         }
         let flavor = self.flavor(self.settings.flavor_of(member)).await?;
-        self.check_dhcp(new.address).await?;
+        self.check_seed(new.address).await?;
         self.check_compute_quota(member.name.as_str(), &flavor, self.longest_file(new)).await?;
         self.check_network_quota(new, member).await?;
         if let Some(name) = &self.settings.key_pair {

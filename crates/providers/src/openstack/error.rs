@@ -66,6 +66,11 @@ pub enum OpenstackError {
          {subnet}`), or set `provider.openstack.seed: config_drive`"
     )]
     NoDhcp { subnet: String },
+    #[error(
+        "the subnet {subnet} has no IPv4, and a server without a config drive gets its seed from 169.254.169.254: set \
+         `provider.openstack.seed: config_drive`, or name another subnet in `provider.openstack.subnet`"
+    )]
+    NoMetadata { subnet: String },
     #[error("the port {port} has the addresses {}, and {member} must have {address}", list(found))]
     PortAddress { port: String, member: String, address: IpAddr, found: Vec<String> },
     #[error(

@@ -190,16 +190,19 @@ impl Openstack {
     }
 
     /// Without a config drive, a server gets its address by DHCP, and its seed over the network.
-    pub(super) async fn check_dhcp(&self, address: Option<IpAddr>) -> Result<(), OpenstackError> {
+    pub(super) async fn check_seed(&self, address: Option<IpAddr>) -> Result<(), OpenstackError> {
         if self.settings.seed == SeedSource::ConfigDrive {
             return Ok(());
         }
         let site = self.site().await?;
         let subnet = site.subnet(address)?;
-        if subnet.has_dhcp {
-            return Ok(());
+        if !subnet.range.address.is_ipv4() {
+            return Err(OpenstackError::NoMetadata { subnet: subnet.name.clone() });
         }
-        Err(OpenstackError::NoDhcp { subnet: subnet.name.clone() })
+        if !subnet.has_dhcp {
+            return Err(OpenstackError::NoDhcp { subnet: subnet.name.clone() });
+        }
+        Ok(())
     }
 
     fn read_port(&self, place: &Place, value: &Value, is_ours: bool) -> Result<Port, OpenstackError> {

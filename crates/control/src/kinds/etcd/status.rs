@@ -251,6 +251,9 @@ fn statuses(seen: &Observation) -> impl Iterator<Item = &EtcdStatus> {
     seen.agents.keys().filter_map(|m| seen.facts(m)?.etcd.status.as_ref())
 }
 
+/// etcd raises its alarm when a request would reach the quota, and takes none that is larger.
+const LARGEST_REQUEST: u64 = 2 << 20;
+
 /// Alarms as any member reports them, each once. While something is left to do, etcd may still run with an earlier quota.
 fn alarms(seen: &Observation, quota: u64, is_pending: bool) -> Vec<AlarmStatus> {
     let name = |id: u64| {
@@ -262,7 +265,7 @@ fn alarms(seen: &Observation, quota: u64, is_pending: bool) -> Vec<AlarmStatus> 
         let (member, kind) = (name(alarm.member_id), alarm.kind.clone());
         if !alarms.iter().any(|a| a.member == member && a.kind == kind) {
             let own = statuses(seen).find(|status| status.member_id == alarm.member_id);
-            let below = own.is_some_and(|status| status.db_size < quota);
+            let below = own.is_some_and(|status| status.db_size.saturating_add(LARGEST_REQUEST) < quota);
             let has_room = kind == AlarmStatus::NOSPACE && below && !is_pending;
             alarms.push(AlarmStatus { member, kind, has_room });
         }

@@ -10,6 +10,13 @@ use crate::planner::UnsafeBecause;
 pub(crate) fn refused(member: &MemberName, wish: &DesiredMember, facts: &Facts) -> Option<UnsafeBecause> {
     match &facts.etcd.attempt {
         ConfigAttempt::WithoutProgram { digest, seen } if *digest == wish.digest => wrong(member, wish, seen),
+        _ => not_ready(member, wish, facts),
+    }
+}
+
+/// A machine of any kind that is not ready for its configuration, whatever its programs.
+pub(crate) fn not_ready(member: &MemberName, wish: &DesiredMember, facts: &Facts) -> Option<UnsafeBecause> {
+    match &facts.etcd.attempt {
         ConfigAttempt::NotReady { digest, why, remedy } if *digest == wish.digest => {
             Some(UnsafeBecause::NotReady { member: member.clone(), why: why.clone(), remedy: remedy.clone() })
         }
