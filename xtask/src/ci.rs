@@ -80,9 +80,9 @@ const STEPS: &[Step] = &[
         &["prepare", "build"],
     )
     .after(&["drill postgres"]),
-    Step::new("image", &["lab", "libvirt", "--core", "--prepare"], &["prepare", "static"]).giving_way(10),
+    Step::new("image", &["lab", "libvirt", "--core", "--prepare"], &["prepare", "build", "static"]).giving_way(10),
     Step::new("lab libvirt", &["lab", "libvirt", "--core"], &["build", "image"]).after(&["bench backup"]),
-    Step::new("container image", &["lab", "incus", "--prepare"], &["prepare", "static"]).giving_way(10),
+    Step::new("container image", &["lab", "incus", "--prepare"], &["prepare", "build", "static"]).giving_way(10),
     Step::new("lab incus", &["lab", "incus", "--core"], &["build", "container image"]).after(&["lab libvirt"]),
     Step::new("moto", &["lab", "aws", "--core", "--prepare"], &["prepare"]).giving_way(10),
     Step::new("lab aws", &["lab", "aws", "--core"], &["build", "moto"]).after(&["lab incus"]),

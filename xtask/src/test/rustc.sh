@@ -8,7 +8,6 @@ case " $* " in
     ;;
 esac
 if [ -n "$QUORATE_LINT" ]; then
-    export CLIPPY_ARGS=-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__
     case $1 in
     */*) exec "${1%/*}/clippy-driver" "$@" ;;
     *) exec clippy-driver "$@" ;;
