@@ -5,7 +5,7 @@
 //! faults, `quorate apply` ─► marks ├──► verdict ──► report
 //! settle: is all as it should be? ─┘
 //! ```
-//! The faults strike machines of the local provider, from outside, as the world would. Whatever the drill does to a cluster is undone when
+//! The faults strike machines of the local provider, from outside, as the world would; on others, only the controller is disturbed. Whatever the drill does to a cluster is undone when
 //! it ends, is interrupted or panics; what a drill leaves that is itself killed, the next one undoes. Workload, history and checker of each
 //! kind of cluster are in its room below `kinds`.
 
@@ -29,6 +29,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use quorate_core::model::Ledger;
+use quorate_core::providers::MachineKind;
 use quorate_core::spec::Kind;
 use serde::Serialize;
 
@@ -247,7 +248,24 @@ pub async fn run(
     }
 }
 
+/// Faults reach into machines from outside, which works where they are processes of this host. On other machines, only the controller is
+/// disturbed.
+const ONLY_HERE: &str = "machines that are processes of this host (provider `local`); on others there are `calm`, and with --during \
+    `kill-controller` and `stop-controller`";
+
 fn can_be_rehearsed(ledger: &Ledger, scenario: Scenario, options: &Options) -> Result<(), DrillError> {
+    let reaches_in = ledger.spec.provider.settings().machines() == MachineKind::Process;
+    if !reaches_in && ledger.spec.kind == Kind::Postgres {
+        let needs = "machines that are processes of this host (provider `local`), as every drill of PostgreSQL does";
+        return Err(DrillError::Needs { scenario: scenario.name, needs });
+    }
+    let only_disturbs_controller = match scenario.fault {
+        None => true,
+        Some(_) => scenario.target == Target::Controller && !options.during.is_empty(),
+    };
+    if !reaches_in && (!only_disturbs_controller || options.first.is_some()) {
+        return Err(DrillError::Needs { scenario: scenario.name, needs: ONLY_HERE });
+    }
     let has_netns = ledger.spec.provider.settings().is_isolated();
     match scenario.needs() {
         Some(needs) if scenario.fault.is_some_and(|f| f.needs_netns()) && !has_netns => {

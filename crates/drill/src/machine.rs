@@ -30,13 +30,6 @@ pub struct Machine {
     directory: PathBuf,
 }
 
-/// The directory of every machine that is there.
-pub fn directories(home: &Home, cluster: &str) -> Vec<PathBuf> {
-    let mut found: Vec<PathBuf> = marked(home, cluster).into_iter().map(|(directory, _)| directory).collect();
-    found.sort();
-    found
-}
-
 /// A machine that vanishes meanwhile is not there.
 fn marked(home: &Home, cluster: &str) -> Vec<(PathBuf, Mark)> {
     mark::marked(&home.machines(), cluster).unwrap_or_default()

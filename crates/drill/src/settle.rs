@@ -1,10 +1,12 @@
 //! The required final state of any cluster after a fault.
 
+use std::collections::BTreeSet;
+
+use quorate_control::run::observe::by_name;
 use quorate_core::model::Stamp;
 use serde::Serialize;
 
 use super::Site;
-use super::machine::directories;
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Check {
@@ -36,14 +38,18 @@ pub(super) fn one_formation(site: &Site, cluster_id: &str, token: &str) -> Resul
     Ok(format!("all are of {token}"))
 }
 
-/// Every machine is one of a member or a proxy, and its newest.
-pub(super) fn no_machine_left(site: &Site) -> Result<String, String> {
-    let mut wished = site.wished_machines().map_err(|e| e.to_string())?;
-    wished.extend(site.proxies());
-    let all = directories(&site.home, &site.cluster);
-    let unwished = all.iter().filter(|directory| wished.iter().all(|machine| machine.directory() != **directory));
-    let left: Vec<&str> = unwished.filter_map(|directory| directory.file_name()?.to_str()).collect();
-    if left.is_empty() { Ok(format!("{} machines", all.len())) } else { Err(format!("left over: {}", left.join(", "))) }
+/// Every machine that the provider has is one of a member or a proxy, and its newest.
+pub(super) async fn no_machine_left(site: &Site) -> Result<String, String> {
+    let ledger = site.ledger().map_err(|e| e.to_string())?;
+    let machines = site.home.provider(&ledger).machines().await.map_err(|e| e.to_string())?;
+    let count = machines.found.len();
+    let wished: BTreeSet<String> = ledger.spec.machines().map(|machine| machine.name.to_string()).collect();
+    let left: Vec<String> = by_name(&ledger, machines.found)
+        .into_keys()
+        .filter(|name| !wished.contains(name.as_str()))
+        .map(|name| name.to_string())
+        .collect();
+    if left.is_empty() { Ok(format!("{count} machines")) } else { Err(format!("left over: {}", left.join(", "))) }
 }
 
 /// A new controller looks, and is content.

@@ -369,7 +369,7 @@ fn key(member: &MemberName, machine: &MachineSeen) -> (String, u64) {
 }
 
 /// A machine of another incarnation than the ledger wants is a former one, and is named so.
-pub(crate) fn by_name(ledger: &Ledger, machines: Vec<(MemberName, MachineSeen)>) -> BTreeMap<MemberName, MachineSeen> {
+pub fn by_name(ledger: &Ledger, machines: Vec<(MemberName, MachineSeen)>) -> BTreeMap<MemberName, MachineSeen> {
     let named = |(member, machine): (MemberName, MachineSeen)| {
         let wanted = ledger.members.get(&member).map_or(1, |r| r.incarnation.max(1));
         let ours = machine.cluster_id == ledger.cluster_id;

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, ensure};
 
 use super::{CGROUPS, DAEMON, IMAGE_VARIABLE, MACHINE, NAME, daemon_path, until_it_answers};
-use crate::host;
+use crate::{host, labs};
 
 /// Where each host has its directory, by its name. Stories look for their sockets here.
 const DIRECTORY: &str = "/run/incus/hosts";
@@ -24,9 +24,7 @@ const ADDRESS: &str = "10.79.0.1/24";
 const OFFLINE_AFTER: &str = "cluster.offline_threshold=11";
 
 pub fn start() -> Result<&'static str> {
-    // Names of namespaces are files, which must not stay.
-    fs::create_dir_all("/run/netns").context("cannot create /run/netns")?;
-    host::run(Command::new("mount").args(["-t", "tmpfs", "tmpfs", "/run/netns"]))?;
+    labs::keep_namespaces_to_itself()?;
     ip(&["link", "add", BACKBONE, "type", "bridge"])?;
     ip(&["address", "add", ADDRESS, "dev", BACKBONE])?;
     ip(&["link", "set", BACKBONE, "up"])?;

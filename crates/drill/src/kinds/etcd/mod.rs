@@ -2,6 +2,7 @@
 
 pub mod check;
 pub mod history;
+mod lookup;
 mod scenarios;
 mod scene;
 mod settle;
@@ -22,7 +23,7 @@ use check::{Findings, Least};
 use history::{Head, History, Operation, Outcome};
 pub use scenarios::SCENARIOS;
 use scene::EtcdScene;
-use workload::{Access, Endpoints};
+use workload::Access;
 
 /// etcd sets room aside for what it will write, so a full disk is felt only after that much was written.
 const LARGE_VALUE: usize = 32 << 10;
@@ -62,7 +63,7 @@ pub(crate) async fn run(
     if scenario.fault == Some(Fault::FullDisk) {
         load.value_size = load.value_size.max(LARGE_VALUE);
     }
-    let mut workload = workload::start(head, access, load, endpoints(site, &options.through))?;
+    let mut workload = workload::start(head, access, load, lookup::endpoints(site, &options.through))?;
     stage.play(&mut workload).await?;
     let mut checks = stage.settle(&mut workload).await?;
     stage.play_on(&workload, options.least).await;
@@ -71,20 +72,6 @@ pub(crate) async fn run(
     history.head.taken_back = stage.scene().taken_back();
     checks.extend(stage.clear().await);
     Ok((judge(&history, checks, &Least::default()), history))
-}
-
-/// At the end every member is asked what it has, whatever the clients connected to before.
-fn endpoints(site: &Site, through: &[String]) -> Endpoints {
-    let (all, wished, through) = (site.clone(), site.clone(), through.to_owned());
-    Endpoints {
-        all: Box::new(move || match through.is_empty() {
-            true => all.machines().iter().map(|machine| machine.endpoint()).collect(),
-            false => through.clone(),
-        }),
-        wished: Box::new(move || {
-            wished.wished_machines().unwrap_or_default().iter().map(|machine| machine.endpoint()).collect()
-        }),
-    }
 }
 
 fn access(environment: &Environment) -> Result<Access, DrillError> {

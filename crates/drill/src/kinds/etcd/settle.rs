@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use quorate_core::kinds::etcd::Formation;
 use quorate_etcd::{Client, Error};
 
-use super::workload::Access;
+use super::{lookup, workload::Access};
 use crate::Site;
 use crate::settle::{self, Check};
 
@@ -14,9 +14,9 @@ use crate::settle::{self, Check};
 pub(super) async fn checks(site: &Site, access: &Access) -> Vec<Check> {
     let clients = clients(site, access);
     vec![
-        Check::of("one bootstrap", one_formation(site)),
+        Check::of("one bootstrap", one_formation(site, &clients).await),
         Check::of("members as in the spec", members(site, &clients).await),
-        Check::of("no machine left over", settle::no_machine_left(site)),
+        Check::of("no machine left over", settle::no_machine_left(site).await),
         Check::of("no alarm", alarms(&clients).await),
         Check::of("equal hashes", hashes(&clients).await),
         Check::of("nothing left to do", settle::nothing_to_do(site).await),
@@ -24,17 +24,23 @@ pub(super) async fn checks(site: &Site, access: &Access) -> Vec<Check> {
 }
 
 fn clients(site: &Site, access: &Access) -> Vec<(String, Client)> {
-    let machines = site.wished_machines().unwrap_or_default().into_iter();
-    let client = |endpoint: String| access.client(&endpoint).ok();
-    machines.filter_map(|m| Some((m.member.to_string(), client(m.endpoint())?))).collect()
+    let members = lookup::of_spec(site).into_iter();
+    members.filter_map(|(name, url)| Some((name, access.client(&url).ok()?))).collect()
 }
 
-fn one_formation(site: &Site) -> Result<String, String> {
+/// Every member answers as one of this bootstrap, and data on this host has its stamp.
+async fn one_formation(site: &Site, clients: &[(String, Client)]) -> Result<String, String> {
     let ledger = site.ledger().map_err(|e| e.to_string())?;
-    match &ledger.etcd.formation {
-        Formation::Formed { token, .. } => settle::one_formation(site, &ledger.cluster_id, token),
-        _ => Err(String::from("it is not bootstrapped")),
+    let Formation::Formed { token, etcd_cluster_id, .. } = &ledger.etcd.formation else {
+        return Err(String::from("it is not bootstrapped"));
+    };
+    for (member, client) in clients {
+        let found = client.status().await.map_err(|e| format!("{member}: {e}"))?.cluster_id;
+        if found != *etcd_cluster_id {
+            return Err(format!("{member} is of etcd's cluster {found:x}, not {etcd_cluster_id:x}"));
+        }
     }
+    settle::one_formation(site, &ledger.cluster_id, token)
 }
 
 /// etcd's own list is that of the spec, and all are voters.

@@ -18,7 +18,7 @@ pub(super) async fn checks(site: &Site) -> Vec<Check> {
         Check::of("healthy", of(healthy)),
         Check::of("members as in the spec", status.as_ref().map_err(Clone::clone).and_then(|s| members(site, s))),
         Check::of("one timeline", of(one_timeline)),
-        Check::of("no machine left over", settle::no_machine_left(site)),
+        Check::of("no machine left over", settle::no_machine_left(site).await),
         Check::of("nothing left to do", settle::nothing_to_do(site).await),
     ]
 }
