@@ -136,6 +136,13 @@ fn enter(words: &[impl AsRef<OsStr>], tell: impl FnOnce(&mut Command)) -> Result
     host::run(&mut lab)
 }
 
+/// In a lab's own mounts: names of network namespaces, which are files, are not in the way of other runs and do not stay.
+fn keep_namespaces_to_itself() -> Result<()> {
+    const NAMES: &str = "/run/netns";
+    fs::create_dir_all(NAMES).with_context(|| format!("cannot create {NAMES}"))?;
+    host::run(Command::new("mount").args(["-t", "tmpfs", "tmpfs", NAMES]))
+}
+
 /// Tells a suite to leave out every test that is not of the core.
 fn leave_out_all_but(core: &[&str], suite: &mut Command) -> Result<()> {
     let mut list = Command::new(suite.get_program());

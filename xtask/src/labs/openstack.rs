@@ -23,6 +23,7 @@ use crate::host::{self, Need};
 use crate::lab::Lab;
 use crate::static_build::lab_program;
 use crate::test::build;
+use crate::weed;
 use cache::Cache;
 use cloud::Cloud;
 
@@ -97,6 +98,7 @@ pub fn prepare(lab: &Lab, options: &Options) -> Result<(Cache, Option<PathBuf>)>
     })?;
     if !options.core {
         etcd::run(lab, false)?;
+        weed::run(lab)?;
     }
     let image = boots(options).then(|| machine_image(lab)).transpose()?;
     Ok((cache, image))

@@ -2,6 +2,7 @@
 //! However a test ends, its servers are removed.
 
 mod bodies;
+mod changes;
 mod metadata;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,12 +21,18 @@ const NAME: &str = "lab-nova";
 struct Servers {
     sandbox: Sandbox,
     name: &'static str,
+    /// Of etcd, and so of its clients.
+    version: &'static str,
 }
 
 impl Servers {
     fn new(name: &'static str, spec: &str) -> Self {
+        Self::of_version(name, spec, OLDEST)
+    }
+
+    fn of_version(name: &'static str, spec: &str, version: &'static str) -> Self {
         let clouds = std::env::var_os(CLOUDS).expect("there is no OpenStack here: run `cargo xtask lab openstack`");
-        let servers = Servers { sandbox: Sandbox::new(OLDEST), name };
+        let servers = Servers { sandbox: Sandbox::new(version), name, version };
         std::fs::copy(clouds, servers.sandbox.path().join("clouds.yaml")).expect("a place for clouds.yaml");
         servers.want(spec);
         servers
@@ -44,7 +51,7 @@ impl Servers {
     }
 
     fn etcdctl_with(&self, environment: &BTreeMap<String, String>, arguments: &[&str]) -> Run {
-        let mut command = Command::new(lab(OLDEST).join("etcdctl"));
+        let mut command = Command::new(lab(self.version).join("etcdctl"));
         // Machines that are emulated are slow.
         let slow = ["--command-timeout=30s", "--dial-timeout=10s"];
         command.env_clear().envs(environment).args(slow).args(arguments);
@@ -53,7 +60,7 @@ impl Servers {
 
     #[track_caller]
     fn assert_healthy(&self) {
-        eventually("three healthy members", 120, || self.sandbox.status(self.name)["verdict"] == "healthy");
+        eventually("healthy members", 120, || self.sandbox.status(self.name)["verdict"] == "healthy");
         let read = self.etcdctl(&["get", "kept", "--print-value-only"]).ok().stdout;
         assert_eq!(read.trim_end(), "as it was");
         self.sandbox.assert_nothing_to_do("cluster.yaml");

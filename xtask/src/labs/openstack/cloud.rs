@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 
 use super::cache::{self, Cache};
-use crate::host;
+use crate::{host, labs};
 
 const COMMON: &str = include_str!("etc/common.conf");
 const PLACEMENT: &str = include_str!("etc/placement.conf");
@@ -139,6 +139,7 @@ impl Cloud {
         mount(&["-t", "sysfs", "sysfs", "/sys"])?;
         fs::create_dir_all(PLACE).with_context(|| format!("cannot create {PLACE}"))?;
         mount(&["-t", "tmpfs", "tmpfs", PLACE])?;
+        labs::keep_namespaces_to_itself()?;
         for name in ["root", "upper", "work"] {
             fs::create_dir(Path::new(PLACE).join(name)).with_context(|| format!("cannot create {name}"))?;
         }

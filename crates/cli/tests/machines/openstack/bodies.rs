@@ -13,10 +13,10 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::openstack;
-use crate::common::{OLDEST, lab};
+use crate::common::lab;
 
 /// The network that the servers are on. Machines get their addresses by DHCP there, and bodies have theirs from the beginning.
-pub const NETWORK: &str = "with-dhcp";
+const NETWORK: &str = "with-dhcp";
 const RANGE: &str = "10.82.0.0/16";
 /// The lab's gateway, which is where machines find their metadata too.
 const GATEWAY: &str = "10.80.0.1";
@@ -26,6 +26,21 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// The address of the body at this place, from 1 on.
 pub fn address(place: usize) -> String {
     format!("10.82.0.{place}")
+}
+
+/// The settings of a cluster whose servers of this flavor have bodies.
+pub fn provider(flavor: &str) -> String {
+    format!(
+        "    provider:
+      openstack:
+        cloud: quorate
+        image: record
+        flavor: {flavor}
+        network: {NETWORK}
+        availability_zone: fake
+        seed: quorate
+"
+    )
 }
 
 pub struct Bodies {
@@ -40,6 +55,8 @@ pub struct Body {
     name: String,
     link: String,
     root: PathBuf,
+    /// The programs.
+    etcd: PathBuf,
     agent: Mutex<Option<Child>>,
 }
 
@@ -49,12 +66,15 @@ fn ip(arguments: &[&str]) {
 }
 
 impl Bodies {
-    /// So many, each of which waits for a server, with a network for them.
-    pub fn new(count: usize) -> Self {
+    /// So many, each of which waits for a server, with a network for them. They have this version of etcd.
+    pub fn new(count: usize, version: &str) -> Self {
         openstack(&["network", "create", NETWORK]).ok();
         openstack(&["subnet", "create", NETWORK, "--network", NETWORK, "--subnet-range", RANGE, "--dhcp"]).ok();
+        // This is the router between them, in the lab's own namespace.
+        fs::write("/proc/sys/net/ipv4/ip_forward", "1").expect("forwarding");
         let directory = tempfile::tempdir().expect("a directory");
-        let all: Vec<Arc<Body>> = (1..=count).map(|place| Arc::new(Body::new(directory.path(), place))).collect();
+        let all: Vec<Arc<Body>> =
+            (1..=count).map(|place| Arc::new(Body::new(directory.path(), place, lab(version)))).collect();
         let over = Arc::new(AtomicBool::new(false));
         let keep = |body: &Arc<Body>| {
             let (body, over) = (body.clone(), over.clone());
@@ -88,7 +108,7 @@ impl Drop for Bodies {
 
 impl Body {
     /// With an address and a route, as DHCP would give them, and nothing else.
-    fn new(directory: &Path, place: usize) -> Self {
+    fn new(directory: &Path, place: usize, etcd: PathBuf) -> Self {
         let (name, link) = (format!("body-{place}"), format!("body-link-{place}"));
         let address = format!("{}/32", address(place));
         ip(&["netns", "add", &name]);
@@ -100,7 +120,7 @@ impl Body {
         ip(&["-n", &name, "address", "add", &address, "dev", "eth0"]);
         ip(&["route", "add", &address, "dev", &link]);
         let root = directory.join(&name);
-        let body = Body { name, link, root, agent: Mutex::default() };
+        let body = Body { name, link, root, etcd, agent: Mutex::default() };
         body.connect();
         body
     }
@@ -129,7 +149,7 @@ impl Body {
         let log = File::options().create(true).append(true).open(self.log()).expect("a log");
         let mut command = self.inside(env!("CARGO_BIN_EXE_quorate"));
         let path = std::env::var("PATH").unwrap_or_default();
-        command.args(arguments).arg("--root").arg(&self.root).env("PATH", format!("{}:{path}", lab(OLDEST).display()));
+        command.args(arguments).arg("--root").arg(&self.root).env("PATH", format!("{}:{path}", self.etcd.display()));
         command.stdout(log.try_clone().expect("a log")).stderr(log);
         command
     }

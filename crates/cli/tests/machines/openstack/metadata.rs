@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 
-use super::bodies::{Bodies, NETWORK, address};
+use super::bodies::{Bodies, address, provider};
 use super::{Servers, names, openstack};
 use crate::common::{OLDEST, eventually};
 use crate::ground::chapter;
@@ -15,17 +15,10 @@ fn spec() -> String {
         "quorate: 1
 clusters:
   - name: {NAME}
-    provider:
-      openstack:
-        cloud: quorate
-        image: record
-        flavor: record
-        network: {NETWORK}
-        availability_zone: fake
-        seed: quorate
-    members: [{{name: etcd-1, address: {}}}]
+{}    members: [{{name: etcd-1, address: {}}}]
     etcd: {{version: {OLDEST}}}
 ",
+        provider("record"),
         address(1)
     )
 }
@@ -33,7 +26,7 @@ clusters:
 #[test]
 #[ignore = "needs OpenStack: `cargo xtask lab openstack` runs it"]
 fn a_server_without_a_config_drive_gets_its_seed_from_novas_metadata_service() {
-    let bodies = Bodies::new(1);
+    let bodies = Bodies::new(1, OLDEST);
     let servers = Servers::new(NAME, &spec());
     chapter("one server, whose agent asks the metadata service, from apply to healthy", || {
         servers.apply().ok();

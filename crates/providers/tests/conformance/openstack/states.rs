@@ -41,7 +41,11 @@ pub fn trials() -> Vec<Trial> {
         runtime().block_on(renamed());
         Ok(())
     });
-    vec![set_aside, broken, resized, locked, hidden, renamed]
+    let moved = Trial::test("openstack::a_server_that_was_migrated_or_rebuilt_is_the_same_machine", || {
+        runtime().block_on(moved());
+        Ok(())
+    });
+    vec![set_aside, broken, resized, locked, hidden, renamed, moved]
 }
 
 struct Stage {
@@ -79,6 +83,12 @@ impl Stage {
         assert!(said.is_null() || said.get("adminPass").is_some(), "{action}: {said}");
     }
 
+    /// Where it runs, which only the operators of the cloud see.
+    async fn host(&self, operator: &Api) -> Value {
+        let found = operator.get("compute", &format!("/servers/{}", self.server)).await;
+        found["server"]["OS-EXT-SRV-ATTR:host"].clone()
+    }
+
     async fn status(&self) -> String {
         let found = self.api.get("compute", &format!("/servers/{}", self.server)).await;
         let busy = &found["server"]["OS-EXT-STS:task_state"];
@@ -94,6 +104,16 @@ impl Stage {
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
         panic!("it is {}, and not {status}", self.status().await);
+    }
+
+    async fn until_it_left(&self, operator: &Api, host: &Value) {
+        for _ in 0..600 {
+            if self.host(operator).await != *host && self.status().await == "ACTIVE" {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+        panic!("it is {} on {host}", self.status().await);
     }
 
     /// Ports of the server.
@@ -212,6 +232,30 @@ async fn locked() {
     }
     assert_eq!(stage.seen().await.power, PowerState::On);
     stage.action(&stage.api, json!({ "unlock": null })).await;
+    stage.end().await;
+}
+
+/// Nova keeps the server with its address and its volume. Whether its root disk is a new one, its agent shows: it does not answer.
+async fn moved() {
+    let stage = Stage::new().await;
+    let operator = Api::of("admin").await;
+    let before = stage.seen().await;
+    let first = stage.host(&operator).await;
+    stage.action(&operator, json!({ "os-migrateLive": { "host": null, "block_migration": "auto" } })).await;
+    stage.until_it_left(&operator, &first).await;
+    assert_eq!(stage.seen().await, before);
+    let second = stage.host(&operator).await;
+    stage.action(&operator, json!({ "migrate": null })).await;
+    stage.until("VERIFY_RESIZE").await;
+    stage.provider.admit(2).await.expect("admitted");
+    stage.until_it_left(&operator, &second).await;
+    assert_eq!(stage.seen().await, before);
+    let server = stage.api.get("compute", &format!("/servers/{}", stage.server)).await;
+    let rebuild = json!({ "rebuild": { "imageRef": server["server"]["image"]["id"] } });
+    let said = stage.api.post("compute", &format!("/servers/{}/action", stage.server), rebuild).await;
+    assert_eq!(said["server"]["status"], "REBUILD", "{said}");
+    stage.until("ACTIVE").await;
+    assert_eq!(stage.seen().await, before);
     stage.end().await;
 }
 
