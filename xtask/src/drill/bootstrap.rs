@@ -17,6 +17,8 @@ use super::rehearsal::{Verdict, drill, judge, run};
 const MEMBERS: [&str; 3] = ["pg-1", "pg-2", "pg-3"];
 /// More than a bootstrap has boundaries of steps, twice over.
 const MOST_KILLS: usize = 200;
+/// How many lines of a run that failed are shown.
+const LAST_WORDS: usize = 15;
 
 pub fn rehearse(place: &Place, fault: &str) -> Result<Verdict> {
     run(place, "apply", &["apply", "c.yaml", "--cluster", DCS, "--yes"]).context("etcd did not come up")?;
@@ -104,6 +106,7 @@ struct Apply {
     child: Child,
     /// What it says, without end if it hangs.
     lines: Receiver<String>,
+    said: Vec<String>,
     deadline: Instant,
 }
 
@@ -114,7 +117,7 @@ impl Apply {
         let said = BufReader::new(child.stderr.take().context("it is piped")?).lines();
         let (sender, lines) = mpsc::channel();
         thread::spawn(move || said.map_while(Result::ok).try_for_each(|line| sender.send(line)));
-        Ok(Apply { child, lines, deadline: Instant::now() + PATIENCE })
+        Ok(Apply { child, lines, said: Vec::new(), deadline: Instant::now() + PATIENCE })
     }
 
     /// The next line about a step, without its time and its number.
@@ -125,6 +128,7 @@ impl Apply {
                 Err(RecvTimeoutError::Disconnected) => return Ok(None),
                 Err(RecvTimeoutError::Timeout) => bail!("`quorate apply` did not end within {} s", PATIENCE.as_secs()),
             };
+            self.said.push(line.clone());
             let Some((_, text)) = line.strip_prefix('[').and_then(|line| line.split_once("] ")) else { continue };
             let Some((step, rest)) = text.split_once(" …") else { continue };
             let rest = rest.split(" (").next().unwrap_or_default();
@@ -146,7 +150,8 @@ impl Apply {
 
     fn end(&mut self) -> Result<()> {
         let status = self.child.wait().context("cannot wait for quorate")?;
-        ensure!(status.success(), "`quorate apply`: {status}");
+        let last = &self.said[self.said.len().saturating_sub(LAST_WORDS)..];
+        ensure!(status.success(), "`quorate apply`: {status}\n{}", last.join("\n"));
         Ok(())
     }
 }

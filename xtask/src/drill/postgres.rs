@@ -90,7 +90,7 @@ const ROWS: &[Row] = &[
         "old-data-sync", "old-data-replica", "full-disk-primary", "full-disk-replica",
         "partition-sync", "partition-replica", "partition-dcs", "kill-dcs", "stop-dcs-majority",
     ]),
-    (Change::Bootstrap, &[], &["calm", "kill-controller", "power-cut-first", "power-cut-clone"]),
+    (Change::Bootstrap, &["kill-controller"], &["calm", "power-cut-first", "power-cut-clone"]),
     (Change::Parameter, &["kill-controller", "power-cut-replica"], &[
         "calm", "stop-controller", "kill-primary", "kill-sync", "kill-patroni-primary", "power-cut-primary", "stop-primary",
         "reboot-sync", "partition-primary", "partition-replica", "partition-dcs",

@@ -39,7 +39,7 @@ fn ledger(name: &str) -> Ledger {
         .etcd
         .auth
         .users
-        .insert(String::from("app"), OwnedUser { password: Some(FINGERPRINT.into()), adopted: false });
+        .insert(String::from("app"), OwnedUser { password: Some(FINGERPRINT.into()), ..OwnedUser::default() });
     ledger.authorities.client = Some(authority());
     ledger.authorities.control = Some(authority());
     ledger

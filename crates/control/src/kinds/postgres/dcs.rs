@@ -66,8 +66,9 @@ fn usable(etcd: &Ledger, spec: &ClusterSpec) -> Result<Dcs, String> {
         members.ok_or_else(|| format!("etcd cluster {name} is not bootstrapped; `quorate apply {name}` does it"))?;
     let used = etcd.etcd.used_by.get(spec.name.as_str());
     let used = used.ok_or_else(|| format!("etcd cluster {name} has no user for {}", spec.name))?;
-    // The newest that is there.
-    let there = used.logins().filter(|(user, _)| etcd.etcd.auth.users.contains_key(*user)).last();
+    // The newest that is there. One that a killed run was about to add may be missing, or may do nothing yet.
+    let is_there = |user: &str| etcd.etcd.auth.users.get(user).is_some_and(|owned| !owned.unconfirmed);
+    let there = used.logins().filter(|(user, _)| is_there(user)).last();
     let (user, password) = there.ok_or_else(|| {
         format!("etcd cluster {name} has no user {} yet; `quorate apply {name}` creates it", used.user)
     })?;

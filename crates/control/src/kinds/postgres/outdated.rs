@@ -60,7 +60,7 @@ fn digests(home: &Home, ledger: &Ledger) -> BTreeMap<MemberName, String> {
 #[cfg(test)]
 mod tests {
     use quorate_core::kinds::etcd::versions::DEFAULT;
-    use quorate_core::kinds::etcd::{Formation, FormingMember};
+    use quorate_core::kinds::etcd::{Formation, FormingMember, OwnedUser};
     use quorate_core::model::MemberRecord;
     use quorate_core::spec::{ClusterSpec, Kind, generated_postgres};
 
@@ -138,6 +138,15 @@ mod tests {
         assert_eq!(scene.outdated(&now), [""; 0], "a run that changes nothing of it has nothing to say");
         scene.apply();
         assert_eq!(scene.outdated(&before), [""; 0]);
+    }
+
+    #[test]
+    fn a_login_that_was_not_seen_since_it_was_to_be_added_is_not_used() {
+        let scene = Scene::new();
+        assert_eq!(ways(&scene.home, "shop-etcd").len(), 1);
+        let unconfirmed = OwnedUser { unconfirmed: true, ..OwnedUser::default() };
+        scene.change("shop-etcd", |etcd| drop(etcd.etcd.auth.users.insert(String::from("patroni-shop"), unconfirmed)));
+        assert_eq!(ways(&scene.home, "shop-etcd"), Ways::new(), "`apply` of it then begins with the etcd cluster");
     }
 
     #[test]

@@ -74,7 +74,7 @@ impl Record {
             visit(private.expose_mut());
         }
         // A fingerprint is enough to test guessed passwords.
-        for OwnedUser { password, adopted: _ } in users.values_mut() {
+        for OwnedUser { password, adopted: _, unconfirmed: _ } in users.values_mut() {
             password.iter_mut().for_each(&mut *visit);
         }
     }
@@ -262,4 +262,7 @@ pub struct OwnedUser {
     /// Another tool created the user: its password is kept as declared, and it is never removed.
     #[serde(default)]
     pub adopted: bool,
+    /// It was to be added, and has not been seen with all its roles since: it may be missing, or lack some.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unconfirmed: bool,
 }

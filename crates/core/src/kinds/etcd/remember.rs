@@ -6,7 +6,7 @@ use jiff::Timestamp;
 
 use super::cluster::Cluster;
 use super::safety::{self, DataVerdict};
-use super::{AuthOp, EtcdStatus, Formation, OwnedUser};
+use super::{AuthLook, AuthOp, AuthSeen, EtcdStatus, Formation, OwnedUser};
 use crate::model::{Data, Desired, Ledger, MemberName, Observation, Reboot};
 use crate::planner::Action;
 use crate::planner::remember::{raise_incarnation, renewed};
@@ -51,7 +51,8 @@ pub(crate) fn before(ledger: &mut Ledger, desired: &Desired, action: &Action, no
         Action::AbandonFormation { token } => abandon(ledger, token),
         Action::RecordFormed { etcd_cluster_id } => formed(ledger, desired, *etcd_cluster_id),
         Action::Auth { op: AuthOp::AddUser { user }, .. } => {
-            let made = OwnedUser { password: password(desired, user), adopted: false };
+            let unconfirmed = desired.etcd.auth.as_ref().is_some_and(|wish| wish.users.contains_key(user));
+            let made = OwnedUser { password: password(desired, user), adopted: false, unconfirmed };
             ledger.etcd.auth.users.insert(user.clone(), made);
             true
         }
@@ -101,7 +102,7 @@ pub(crate) fn after(ledger: &mut Ledger, desired: &Desired, action: &Action, now
             true
         }
         Action::Auth { op: AuthOp::SetPassword { user }, .. } => {
-            let known = OwnedUser { password: None, adopted: true };
+            let known = OwnedUser { password: None, adopted: true, unconfirmed: false };
             ledger.etcd.auth.users.entry(user.clone()).or_insert(known).password = password(desired, user);
             true
         }
@@ -115,6 +116,7 @@ pub(crate) fn after(ledger: &mut Ledger, desired: &Desired, action: &Action, now
 pub(crate) fn sighting(ledger: &mut Ledger, desired: &Desired, seen: &Observation) {
     end_renewals(ledger, desired, seen);
     end_reboots(ledger, desired, seen);
+    confirm_users(ledger, desired, seen);
     if let Some(cluster) = Cluster::see(desired, seen) {
         let statuses: Vec<&EtcdStatus> =
             cluster.voters().filter_map(|m| m.facts?.etcd.status.as_ref().filter(|_| m.healthy)).collect();
@@ -250,6 +252,35 @@ fn formed(ledger: &mut Ledger, desired: &Desired, etcd_cluster_id: u64) -> bool 
 fn settle(ledger: &mut Ledger, desired: &Desired) {
     ledger.formed_with = Some(desired.form_with.clone());
     ledger.etcd.formed_with = Some(desired.etcd.form_with.clone());
+}
+
+/// Users that are there with all that they may do: from then on, others may rely on them.
+fn confirm_users(ledger: &mut Ledger, desired: &Desired, seen: &Observation) {
+    let Some(wish) = desired.etcd.auth.as_ref().filter(|wish| wish.owned.users.values().any(|owned| owned.unconfirmed))
+    else {
+        return;
+    };
+    let statuses = seen.agents.keys().filter_map(|member| seen.facts(member)?.etcd.status.as_ref());
+    let looks: Vec<&AuthSeen> = statuses
+        .filter_map(|status| match &status.auth {
+            AuthLook::Seen(found) => Some(found),
+            AuthLook::NotAsked | AuthLook::Failed { .. } => None,
+        })
+        .collect();
+    let may_all = |found: &AuthSeen, role: &String| match (wish.roles.get(role), found.roles.get(role)) {
+        (Some(wanted), Some(has)) => has.is_superset(wanted),
+        (None, _) => true,
+        (Some(_), None) => false,
+    };
+    let is_whole = |found: &AuthSeen, user: &String| match (wish.users.get(user), found.users.get(user)) {
+        (Some(wanted), Some(has)) => {
+            has.is_superset(&wanted.roles) && wanted.roles.iter().all(|role| may_all(found, role))
+        }
+        _ => false,
+    };
+    for (user, owned) in ledger.etcd.auth.users.iter_mut().filter(|(_, owned)| owned.unconfirmed) {
+        owned.unconfirmed = !looks.iter().any(|found| is_whole(found, user));
+    }
 }
 
 /// A reboot is over when the machine was seen in another boot, and its member healthy.
