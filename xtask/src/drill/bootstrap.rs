@@ -120,7 +120,7 @@ impl Apply {
         Ok(Apply { child, lines, said: Vec::new(), deadline: Instant::now() + PATIENCE })
     }
 
-    /// The next line about a step, without its time and its number.
+    /// The next line about a step, without what differs each time it is tried: its time, its number and its token.
     fn next_step(&mut self) -> Result<Option<String>> {
         loop {
             let line = match self.lines.recv_timeout(self.deadline.saturating_duration_since(Instant::now())) {
@@ -132,6 +132,7 @@ impl Apply {
             let Some((_, text)) = line.strip_prefix('[').and_then(|line| line.split_once("] ")) else { continue };
             let Some((step, rest)) = text.split_once(" …") else { continue };
             let rest = rest.split(" (").next().unwrap_or_default();
+            let step = step.split(", with token ").next().unwrap_or_default();
             return Ok(Some(format!("{step} …{rest}")));
         }
     }

@@ -163,7 +163,7 @@ impl Controller {
             }
             let took = begun.elapsed();
             self.note(&seen)?;
-            let desired = self.desired();
+            let mut desired = self.desired();
             let mut decision = decide(&desired, &seen);
             // Each request for users and roles goes through etcd's log: they come when nothing else is left to do.
             let wanted = decision.steps.is_empty() && decision.waiting.contains(&WaitingFor::AuthSight);
@@ -172,6 +172,8 @@ impl Controller {
             {
                 asked = Some(Instant::now());
                 self.sight.ask_for_auth(&ledger, &mut seen, Some(self.held.fence())).await;
+                self.note(&seen)?;
+                desired = self.desired();
                 decision = decide(&desired, &seen);
             }
             reporter.report(Event::Looked { seen: &seen, decision: &decision });
