@@ -10,7 +10,7 @@ use quorate_core::spec::{self, ClusterSpec};
 use quorate_pki::{Authority, AuthoritySubject, JwtAlgorithm, KeyAlgorithm, KeyPair, LeafWish};
 
 use crate::brought::BroughtFiles;
-use crate::kinds::postgres::passwords;
+use crate::kinds::postgres::{dcs, passwords};
 
 /// The control CA serves quorate alone, so its life is not the operator's concern.
 const CONTROL_CA_VALIDITY: SignedDuration = SignedDuration::from_hours(24 * 365 * 20);
@@ -42,6 +42,7 @@ pub(crate) fn make(
             SecretKind::BackupSigning => ledger.backup_signing = Some(crate::backup::signing::record(now)),
             SecretKind::PostgresPasswords => passwords::make(ledger, spec, brought),
             SecretKind::Revocations => sign_lists(ledger, now)?,
+            SecretKind::PatroniCertificates => dcs::certify(ledger, spec, now)?,
         }
     }
     Ok(())
@@ -63,7 +64,7 @@ fn client_authority(
                 common_name: format!("{} CA of {}", spec.kind.service(), spec.name),
                 organization: spec.tls.organization.clone(),
             };
-            Authority::generate(&subject, key_algorithm(spec), ca_validity(spec), now)?
+            Authority::generate(&subject, key_algorithm(spec), spec.tls.ca_validity.as_duration(), now)?
         }
     };
     Ok(record(authority.certificate_pem().to_owned(), Some(authority.key_pem().clone()), authority.not_after()))
@@ -80,16 +81,12 @@ fn peer_plane(
         common_name: format!("peer CA of {}", spec.name),
         organization: spec.tls.organization.clone(),
     };
-    let authority = Authority::generate(&subject, key_algorithm(spec), ca_validity(spec), now)?;
+    let authority = Authority::generate(&subject, key_algorithm(spec), spec.tls.ca_validity.as_duration(), now)?;
     let own = record(authority.certificate_pem().to_owned(), Some(authority.key_pem().clone()), authority.not_after());
     Ok(match shared {
         Some(shared) => Plane::new(shared.clone()).and_trusts(own),
         None => Plane::new(own),
     })
-}
-
-fn ca_validity(spec: &ClusterSpec) -> SignedDuration {
-    SignedDuration::from_hours(i64::try_from(spec.tls.ca_validity.as_hours()).unwrap_or(i64::MAX / 3600))
 }
 
 /// Signs the lists of certificates that members are to refuse: of clients, where they are signed here, and of peers. None
@@ -206,6 +203,33 @@ mod tests {
         assert_eq!(peers.lists(&ledger.issued), None, "a list is missing, so none may be used");
         sign_lists(&mut ledger, now).expect("lists");
         assert_eq!(peers.lists(&ledger.issued).expect("lists").matches("BEGIN X509 CRL").count(), 2);
+    }
+
+    #[test]
+    fn patroni_gets_a_certificate_of_the_current_ca_and_another_before_it_ends() {
+        let text = "quorate: 1\nclusters:\n  - name: shop\n    members: [{name: pg-1}]\n    postgres: {version: 15, dcs: {cluster: orders}, synchronous: {nodes: 0}}\n  \
+                    - name: orders\n    members: [{name: e-1}]\n    etcd: {client_auth: certificate_and_password, grpc_gateway: true}\n";
+        let read = spec::Document::parse("shop.yaml", text).expect("YAML").spec(&spec::HostFacts::default());
+        let [shop, orders]: [ClusterSpec; 2] = read.spec.expect("a good spec").clusters.try_into().expect("two");
+        let mut ledger = Ledger::new(String::from("id"), orders.clone());
+        dcs::register(&mut ledger, &shop);
+        let mut certificate = |kinds: &[SecretKind], now: Timestamp| {
+            make(&mut ledger, &kinds.iter().copied().collect(), &orders, &BroughtFiles::default(), now).unwrap();
+            ledger.etcd.used_by["shop"].certificate.clone().expect("a certificate")
+        };
+        let (now, day) = (Timestamp::now(), SignedDuration::from_hours(24));
+        let of_patroni = [SecretKind::PatroniCertificates];
+        let first = certificate(&[SecretKind::ClientAuthority, SecretKind::PatroniCertificates], now);
+        assert_eq!(quorate_pki::inspect(&first.chain).unwrap().subject_common_name, None);
+        assert_eq!(certificate(&of_patroni, now + day), first, "it has long to live");
+        let window = orders.tls.renew_before().as_duration();
+        let second = certificate(&of_patroni, first.not_after - window);
+        assert_ne!(second, first);
+        // The clock is right again: a certificate that is not valid yet is of no use.
+        let third = certificate(&of_patroni, now);
+        assert_ne!(third, second);
+        let fourth = certificate(&[SecretKind::ClientAuthority, SecretKind::PatroniCertificates], now);
+        assert_ne!(fourth.authority_key_id, third.authority_key_id);
     }
 
     #[test]

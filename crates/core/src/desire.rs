@@ -326,12 +326,12 @@ fn secrets_missing(spec: &ClusterSpec, ledger: &Ledger) -> BTreeSet<SecretKind> 
         (SecretKind::PostgresPasswords, !is_etcd, postgres::desire::has_passwords(spec, ledger)),
         (SecretKind::BackupSigning, spec.backup.is_some(), ledger.backup_signing.is_some()),
         (SecretKind::Revocations, of_clients || of_peers, listed),
+        (SecretKind::PatroniCertificates, is_etcd, etcd::desire::patroni_has_certificates(spec, ledger)),
     ];
     wanted.into_iter().filter(|(_, wanted, there)| *wanted && !there).map(|(kind, ..)| kind).collect()
 }
 
 fn certificates(spec: &ClusterSpec, ledger: &Ledger, brought: &Brought) -> CertificateWish {
-    let hours = |v: spec::Validity| SignedDuration::from_hours(i64::try_from(v.as_hours()).unwrap_or(i64::MAX / 3600));
     CertificateWish {
         client_authority: ledger.authorities.client.as_ref().map(|a| a.key_id.clone()),
         control_authority: ledger.authorities.control.as_ref().map(|a| a.key_id.clone()),
@@ -341,8 +341,8 @@ fn certificates(spec: &ClusterSpec, ledger: &Ledger, brought: &Brought) -> Certi
         organization: spec.tls.organization.clone(),
         extra_sans: spec.tls.extra_sans.iter().map(ToString::to_string).collect(),
         proxied: spec.kind.proxied_addresses(spec, ledger),
-        validity: hours(spec.tls.leaf_validity),
-        renew_before: hours(spec.tls.renew_before()),
+        validity: spec.tls.leaf_validity.as_duration(),
+        renew_before: spec.tls.renew_before().as_duration(),
         brought_authority: brought.authority.clone(),
         root: spec.kind == spec::Kind::Etcd && spec.etcd.client_auth.asks_for_certificates(),
         health: wants_health(spec),

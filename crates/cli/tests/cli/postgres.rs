@@ -14,6 +14,7 @@ mod proxy;
 mod proxy_machines;
 mod revocation;
 mod stores;
+mod strict_etcd;
 mod up;
 mod upgrade;
 

@@ -293,10 +293,12 @@ pub fn renew_by(ledger: &Ledger, seen: &Observation) -> Option<Timestamp> {
     if ledger.spec.tls.given.is_some() {
         return None;
     }
-    let window = jiff::SignedDuration::from_hours(i64::try_from(ledger.spec.tls.renew_before().as_hours()).ok()?);
-    let expiries = seen.agents.keys().filter_map(|m| seen.facts(m));
-    expiries
-        .flat_map(|f| &f.certificates)
-        .map(|(of, c)| c.not_after.saturating_sub(renewal_window(*of, window)).unwrap_or(c.not_after))
+    let window = ledger.spec.tls.renew_before().as_duration();
+    let from = |until: Timestamp, window| until.saturating_sub(window).unwrap_or(until);
+    let of_machines = seen.agents.keys().filter_map(|m| seen.facts(m)).flat_map(|f| &f.certificates);
+    let of_patroni = ledger.etcd.used_by.values().filter_map(|used| used.certificate.as_ref());
+    of_machines
+        .map(|(of, c)| from(c.not_after, renewal_window(*of, window)))
+        .chain(of_patroni.map(|c| from(c.not_after, window)))
         .min()
 }

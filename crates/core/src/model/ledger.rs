@@ -314,6 +314,8 @@ pub enum SecretKind {
     PostgresPasswords,
     /// The lists of certificates that are refused.
     Revocations,
+    /// With which Patroni of other clusters connects to an etcd that asks for certificates and passwords.
+    PatroniCertificates,
 }
 
 impl std::hash::Hash for Ledger {

@@ -467,6 +467,7 @@ fn secret_name(kind: SecretKind) -> &'static str {
         SecretKind::BackupSigning => "the key that signs backups",
         SecretKind::PostgresPasswords => "the passwords of PostgreSQL's users",
         SecretKind::Revocations => "the lists of revoked certificates",
+        SecretKind::PatroniCertificates => "the certificates of Patroni",
     }
 }
 
@@ -476,7 +477,8 @@ pub(super) fn missing_secrets(kinds: &BTreeSet<SecretKind>) -> String {
             "members read them before they accept a certificate, so they must be there before a certificate can be revoked",
         );
     }
-    let is_one = |kind: &SecretKind| !matches!(kind, SecretKind::JwtKeys | SecretKind::PostgresPasswords);
+    use SecretKind::{JwtKeys, PatroniCertificates, PostgresPasswords};
+    let is_one = |kind: &SecretKind| !matches!(kind, JwtKeys | PostgresPasswords | PatroniCertificates);
     let them = if kinds.len() == 1 && kinds.iter().all(is_one) { "it" } else { "them" };
     format!("the ledger does not have {them} yet; all later steps require {them}")
 }

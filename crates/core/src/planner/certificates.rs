@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::ops::Range;
 
 use jiff::{SignedDuration, Timestamp};
 
@@ -113,26 +114,34 @@ fn fault(
             return Some(format!("the {name} certificate of {member} names another organization"));
         }
     }
-    if certificate.not_before > seen.now {
-        return Some(format!("the {name} certificate of {member} is not valid before {}", certificate.not_before));
-    }
-    let left = certificate.not_after.duration_since(seen.now);
-    // If the CA itself expires, a new certificate would not last longer than this one.
-    let gains = authority_ends.is_none_or(|ends| certificate.not_after < ends);
     let renew_before = renewal_window(of, wish.renew_before);
-    (gains && left <= renew_before).then(|| {
-        let days = left.as_hours() / 24;
-        let window = renew_before.as_hours() / 24;
-        if left <= SignedDuration::ZERO {
-            format!("the {name} certificate of {member} has expired")
-        } else {
-            format!(
-                "the {name} certificate of {member} has {} left, and is renewed {} before it expires",
-                plural(days, "day"),
-                plural(window, "day")
-            )
-        }
-    })
+    let valid = certificate.not_before..certificate.not_after;
+    is_due(&valid, authority_ends, renew_before, seen.now)
+        .then(|| format!("the {name} certificate of {member} {}", why_due(&valid, renew_before, seen.now)))
+}
+
+/// Whether a certificate is to be renewed. If the CA itself expires, a new one would not last longer.
+pub fn is_due(
+    valid: &Range<Timestamp>,
+    authority_ends: Option<Timestamp>,
+    renew_before: SignedDuration,
+    now: Timestamp,
+) -> bool {
+    let gains = authority_ends.is_none_or(|ends| valid.end < ends);
+    valid.start > now || (gains && valid.end.duration_since(now) <= renew_before)
+}
+
+/// Completes "the certificate …".
+pub(crate) fn why_due(valid: &Range<Timestamp>, renew_before: SignedDuration, now: Timestamp) -> String {
+    let left = valid.end.duration_since(now);
+    if valid.start > now {
+        return format!("is not valid before {}", valid.start);
+    }
+    if left <= SignedDuration::ZERO {
+        return String::from("has expired");
+    }
+    let [left, window] = [left, renew_before].map(|time| plural(time.as_hours() / 24, "day"));
+    format!("has {left} left, and is renewed {window} before it expires")
 }
 
 /// How long before its end a certificate is renewed. The agent's own is not the operator's concern, and has its own.

@@ -33,7 +33,7 @@ mod waiting;
 
 pub use action::{Action, Effect};
 pub use blocked::{Change, UnsafeBecause};
-pub use certificates::{renewal_window, sans as certificate_sans};
+pub use certificates::{is_due, renewal_window, sans as certificate_sans};
 pub use decide::decide;
 pub use decision::Decision;
 pub use plan::{Plan, plan};

@@ -6,6 +6,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
 
+use jiff::SignedDuration;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// Why a text has the wrong format.
@@ -267,6 +268,9 @@ impl Validity {
     }
     pub const fn as_hours(self) -> u64 {
         self.hours
+    }
+    pub fn as_duration(self) -> SignedDuration {
+        SignedDuration::from_hours(i64::try_from(self.hours).unwrap_or(i64::MAX / 3600))
     }
 }
 

@@ -6,18 +6,23 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use jiff::Timestamp;
 use quorate_agent::dial::Dial;
 use quorate_core::Secret;
+use quorate_core::kinds::etcd::spec::ClientAuth;
 use quorate_core::kinds::postgres::check::can_serve;
-use quorate_core::kinds::postgres::{Dcs, DcsLogin, DcsUser, desire, spec};
+use quorate_core::kinds::postgres::{Dcs, DcsCertificate, DcsLogin, DcsUser, desire, spec};
 use quorate_core::model::{CLIENT_PORT, Ledger};
+use quorate_core::planner::is_due;
 use quorate_core::spec::ClusterSpec;
 use quorate_core::text::with_causes;
 use quorate_etcd::{Client, ConnectOptions, KeyRange, Login, Sockets};
+use quorate_pki::{Authority, CertificateFacts, KeyPair, LeafWish};
 
 use crate::brought::BroughtFiles;
 use crate::home::Home;
 use crate::kinds::etcd::clients::environment;
+use crate::secrets::key_algorithm;
 
 const CONNECTING: Duration = Duration::from_secs(1);
 const ANSWERING: Duration = Duration::from_secs(5);
@@ -77,7 +82,19 @@ fn usable(etcd: &Ledger, spec: &ClusterSpec) -> Result<Dcs, String> {
         addresses.map(|address| std::net::SocketAddr::new(address, CLIENT_PORT).to_string()).collect();
     let ca = etcd.authorities.client.as_ref().map(|authority| authority.certificate.clone()).unwrap_or_default();
     let login = Some((user.clone(), password.clone()));
-    Ok(Dcs { hosts, ca, login, identity: None, version: Some(etcd.spec.etcd.version) })
+    let identity = match etcd.spec.etcd.client_auth {
+        ClientAuth::CertificateAndPassword => {
+            let issued = used.certificate_of(etcd.authorities.client.as_ref());
+            Some(issued.map(|issued| (issued.chain.clone(), issued.key.clone())).ok_or_else(|| {
+                format!(
+                    "etcd cluster {name} has no certificate for {} yet; `quorate apply {name}` issues it",
+                    used.user
+                )
+            })?)
+        }
+        ClientAuth::Certificate | ClientAuth::Password => None,
+    };
+    Ok(Dcs { hosts, ca, login, identity, version: Some(etcd.spec.etcd.version) })
 }
 
 /// The same for a plan, in which the etcd cluster is created or gets its user first. Nothing may be configured with this.
@@ -97,8 +114,40 @@ pub fn register(etcd: &mut Ledger, spec: &ClusterSpec) {
         password: quorate_pki::random_token(),
         prefix: prefix.clone(),
         next: None,
+        certificate: None,
     });
     used.prefix = prefix;
+}
+
+/// Issues certificates to those that have none of the current CA, and to those whose certificate is to be renewed.
+pub(crate) fn certify(etcd: &mut Ledger, spec: &ClusterSpec, now: Timestamp) -> Result<(), quorate_pki::Error> {
+    let Some((authority, key)) = etcd.authorities.client.as_ref().and_then(|ca| Some((ca, ca.key.as_ref()?))) else {
+        return Ok(());
+    };
+    let signing = Authority::load_undated(&authority.certificate, key)?;
+    for used in etcd.etcd.used_by.values_mut() {
+        let valid = used.certificate_of(Some(authority));
+        if valid.is_some_and(|known| {
+            !is_due(&known.valid(), Some(authority.not_after), spec.tls.renew_before().as_duration(), now)
+        }) {
+            continue;
+        }
+        let own = KeyPair::generate(key_algorithm(spec))?;
+        let wish = LeafWish {
+            common_name: String::new(),
+            organization: None,
+            dns: Vec::new(),
+            addresses: Vec::new(),
+            server: false,
+            client: true,
+            validity: spec.tls.leaf_validity.as_duration(),
+        };
+        let chain = signing.sign(&own.csr("")?, &wish, now)?;
+        let CertificateFacts { not_before, not_after, .. } = quorate_pki::inspect(&chain)?;
+        let (key, authority_key_id) = (own.to_pem(), authority.key_id.clone());
+        used.certificate = Some(DcsCertificate { chain, key, authority_key_id, not_before, not_after });
+    }
+    Ok(())
 }
 
 /// Adds a second user for Patroni of this cluster. One that an interrupted run has added is used.
@@ -159,9 +208,17 @@ async fn dial(home: &Home, name: Option<&str>) -> Option<Dial> {
     Some(known.map(|known| known.dial).unwrap_or_default())
 }
 
-/// Whether the etcd cluster is ready for it.
+/// Whether the etcd cluster is ready for it: it needs no step for that.
 pub fn is_ready(home: &Home, spec: &ClusterSpec) -> bool {
-    look(home, spec).is_none_or(|dcs| dcs.is_ok())
+    let etcd = own_etcd(spec).and_then(|name| home.store(&name).read().ok().flatten());
+    let is_due = etcd.is_some_and(|etcd| certificate_is_due(&etcd, spec.name.as_str(), Timestamp::now()));
+    !is_due && look(home, spec).is_none_or(|dcs| dcs.is_ok())
+}
+
+fn certificate_is_due(etcd: &Ledger, cluster: &str, now: Timestamp) -> bool {
+    let known = etcd.etcd.used_by.get(cluster).and_then(|used| used.certificate.as_ref());
+    let ends = etcd.authorities.client.as_ref().map(|authority| authority.not_after);
+    known.is_some_and(|known| is_due(&known.valid(), ends, etcd.spec.tls.renew_before().as_duration(), now))
 }
 
 fn user_name(spec: &ClusterSpec) -> String {

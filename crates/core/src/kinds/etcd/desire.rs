@@ -2,6 +2,9 @@
 //! restore.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+use jiff::Timestamp;
 
 use super::pod::{RunAs, StaticPod};
 use super::spec::{self, Binary, ClientAuth, CompactionMode, Keys, Package, TokenKind};
@@ -75,6 +78,7 @@ pub(crate) fn wish(spec: &ClusterSpec, ledger: &Ledger, brought: &Brought, token
         awaits_restore: awaits_restore.clone(),
         highest_revision: *highest_revision,
         auth: spec.auth.bootstrap.then(|| auth(spec, ledger, brought)),
+        patroni_certificates: patroni_certificates(spec, ledger),
         quota: spec.etcd.quota,
     }
 }
@@ -265,6 +269,18 @@ pub fn binary(spec: &ClusterSpec, arch: &str) -> BinarySource {
 
 pub(crate) fn wants_root_password(spec: &ClusterSpec) -> bool {
     spec.auth.bootstrap && spec.etcd.client_auth == ClientAuth::Password
+}
+
+/// Every Patroni that keeps its state here, if clients show a certificate and log in with a password.
+pub(crate) fn patroni_has_certificates(spec: &ClusterSpec, ledger: &Ledger) -> bool {
+    let clients = ledger.authorities.client.as_ref();
+    spec.etcd.client_auth != ClientAuth::CertificateAndPassword
+        || ledger.etcd.used_by.values().all(|used| used.certificate_of(clients).is_some())
+}
+
+fn patroni_certificates(spec: &ClusterSpec, ledger: &Ledger) -> BTreeMap<String, Range<Timestamp>> {
+    let used_by = ledger.etcd.used_by.iter().filter(|_| spec.etcd.client_auth == ClientAuth::CertificateAndPassword);
+    used_by.filter_map(|(name, used)| Some((name.clone(), used.certificate.as_ref()?.valid()))).collect()
 }
 
 fn auth(spec: &ClusterSpec, ledger: &Ledger, brought: &Brought) -> AuthWish {

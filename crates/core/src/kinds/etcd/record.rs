@@ -65,8 +65,9 @@ impl Record {
             auth: AuthRecord { root_password, jwt, users, roles: _ },
             used_by,
         } = self;
-        for DcsUser { user: _, password, prefix: _, next } in used_by.values_mut() {
+        for DcsUser { user: _, password, prefix: _, next, certificate } in used_by.values_mut() {
             next.iter_mut().for_each(|next| visit(next.password.expose_mut()));
+            certificate.iter_mut().for_each(|certificate| visit(certificate.key.expose_mut()));
             visit(password.expose_mut());
         }
         root_password.iter_mut().for_each(|password| visit(password.expose_mut()));

@@ -1,6 +1,7 @@
 //! The desired state of an etcd cluster, in addition to what all clusters share.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 use jiff::Timestamp;
 
@@ -30,6 +31,8 @@ pub struct Wish {
     /// The highest revision ever seen.
     pub highest_revision: u64,
     pub auth: Option<AuthWish>,
+    /// When the certificates of Patroni are valid, by the cluster that it belongs to.
+    pub patroni_certificates: BTreeMap<String, Range<Timestamp>>,
     /// Space quota of the database.
     pub quota: Size,
 }

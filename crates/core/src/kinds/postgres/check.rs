@@ -294,7 +294,8 @@ pub struct Unusable {
     pub hint: &'static str,
 }
 
-/// Patroni uses etcd's JSON gateway and logs in with a password. etcd refuses certificates with a common name there.
+/// Patroni uses etcd's JSON gateway and logs in with a password. etcd refuses certificates with a common name there, so one that Patroni needs
+/// besides has none.
 pub fn can_serve(etcd: &ClusterSpec) -> Result<(), Unusable> {
     let unusable = |field, why, hint| Err(Unusable { field, why, hint });
     if !etcd.etcd.grpc_gateway {
@@ -302,11 +303,11 @@ pub fn can_serve(etcd: &ClusterSpec) -> Result<(), Unusable> {
         return unusable("etcd.grpc_gateway", why, "set `grpc_gateway: true`");
     }
     let why_not = match etcd.etcd.client_auth {
-        ClientAuth::Password => None,
         ClientAuth::Certificate => Some("clients log in with certificates, which etcd refuses at its gateway"),
-        ClientAuth::CertificateAndPassword => {
-            Some("clients need a certificate besides the password, and quorate issues none to Patroni")
+        ClientAuth::CertificateAndPassword if etcd.tls.given.is_some() => {
+            Some("clients need a certificate besides the password, and the key of their CA is not here to sign one")
         }
+        ClientAuth::CertificateAndPassword | ClientAuth::Password => None,
     };
     if let Some(why) = why_not {
         return unusable("etcd.client_auth", why, "set `client_auth: password` when the etcd cluster is created");

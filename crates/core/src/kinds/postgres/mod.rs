@@ -28,8 +28,8 @@ pub use facts::{
     RestoreSeen, RestoreState, Role, Standby, TaskSeen,
 };
 pub use record::{
-    DcsLogin, DcsUser, Formation, FormedWith, Known, Passwords, Previous, Record, RestoreTarget, RestoreWish, Rotation,
-    RotationStage, SwitchoverRequest, Until, Upgrade, UpgradeFailed,
+    DcsCertificate, DcsLogin, DcsUser, Formation, FormedWith, Known, Passwords, Previous, Record, RestoreTarget,
+    RestoreWish, Rotation, RotationStage, SwitchoverRequest, Until, Upgrade, UpgradeFailed,
 };
 pub use unfit::Unfit;
 pub use wish::{Dcs, RotationWish, Wish};

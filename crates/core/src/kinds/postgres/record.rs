@@ -2,13 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
 use super::{REPLICATOR, REWINDER, SUPERUSER};
 use crate::Secret;
 use crate::kinds::Joined;
-use crate::model::{Consent, MemberName};
+use crate::model::{AuthorityRecord, Consent, MemberName};
 use jiff::Timestamp;
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
@@ -325,6 +326,9 @@ pub struct DcsUser {
     /// The user that takes its place, with the same rights: etcd ends the sessions of one whose password changes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next: Option<DcsLogin>,
+    /// Where etcd asks for one besides the password.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub certificate: Option<DcsCertificate>,
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
@@ -333,10 +337,32 @@ pub struct DcsLogin {
     pub password: Secret,
 }
 
+/// It names no user: etcd refuses certificates with a name at its gateway.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct DcsCertificate {
+    pub chain: String,
+    pub key: Secret,
+    /// Of the CA that signed it.
+    pub authority_key_id: String,
+    pub not_before: Timestamp,
+    pub not_after: Timestamp,
+}
+
+impl DcsCertificate {
+    pub fn valid(&self) -> Range<Timestamp> {
+        self.not_before..self.not_after
+    }
+}
+
 impl DcsUser {
     /// All users that may log in.
     pub fn logins(&self) -> impl Iterator<Item = (&String, &Secret)> {
         [(&self.user, &self.password)].into_iter().chain(self.next.iter().map(|next| (&next.user, &next.password)))
+    }
+
+    /// Its certificate, if the CA that signs for clients now has signed it.
+    pub fn certificate_of(&self, clients: Option<&AuthorityRecord>) -> Option<&DcsCertificate> {
+        self.certificate.as_ref().filter(|known| clients.is_some_and(|ca| ca.key_id == known.authority_key_id))
     }
 
     /// From here on only the next one may.

@@ -10,7 +10,7 @@ use super::world::{SimMachine, World, running};
 use crate::Secret;
 use crate::kinds::etcd::simulate::SimListed;
 use crate::kinds::etcd::{self, AuthLook, JwtKeys, OldEntries, Staged};
-use crate::kinds::postgres;
+use crate::kinds::postgres::{self, DcsCertificate};
 use crate::model::{
     AuthorityRecord, BackupSigning, BinarySeen, CertificateUse, Data, DataSeen, Desired, Facts, FixtureId, FixtureKind,
     FixtureSeen, MemberName, PackagesSeen, Plane, PowerState, SecretKind, Seen, ServiceState, Stamp,
@@ -256,6 +256,18 @@ impl World {
                 self.ledger.etcd.auth.jwt = Some(JwtKeys { private: Secret::new(""), public: String::new() });
             }
             SecretKind::PostgresPasswords => self.make_postgres_passwords(desired),
+            SecretKind::PatroniCertificates => {
+                let signer = self.ledger.authorities.client.as_ref().map(|clients| clients.key_id.clone());
+                let certificate = DcsCertificate {
+                    chain: String::new(),
+                    key: Secret::new(""),
+                    authority_key_id: signer.unwrap_or_default(),
+                    not_before: self.now,
+                    not_after: Timestamp::MAX,
+                };
+                let users = self.ledger.etcd.used_by.values_mut();
+                users.for_each(|used| used.certificate = Some(certificate.clone()));
+            }
             SecretKind::BackupSigning => {
                 let (key, public) = (Secret::new(""), Signer::new([0; 32]));
                 self.ledger.backup_signing = Some(BackupSigning { key, public, since: self.now });

@@ -169,7 +169,7 @@ fn described(ledger: &Ledger, pair: Pair, user: &str, not_after: Timestamp) -> W
 
 /// How long before its end a certificate is renewed.
 fn renew_before(ledger: &Ledger) -> SignedDuration {
-    SignedDuration::from_hours(i64::try_from(ledger.spec.tls.renew_before().as_hours()).unwrap_or(i64::MAX / 3600))
+    ledger.spec.tls.renew_before().as_duration()
 }
 
 /// The client URLs of the voters. They come from the ledger, so this works while machines are down.

@@ -6,6 +6,7 @@ pub(crate) mod front;
 pub(crate) mod log;
 pub(crate) mod loss;
 pub(crate) mod membership;
+pub(crate) mod patroni;
 pub(crate) mod program;
 pub(crate) mod recovery;
 pub(crate) mod renewal;
@@ -56,6 +57,7 @@ pub(crate) fn decide(view: &View<'_>, as_formed: bool, decision: &mut Decision) 
     planner::proxies::decide(view, decision);
     if as_formed {
         auth::decide(view, decision);
+        patroni::decide(view, decision);
         planner::trust::decide(view, decision);
     }
     restore::clean_up(view, decision);
