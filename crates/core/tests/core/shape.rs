@@ -6,7 +6,7 @@ use quorate_core::model::LEDGER_FORMAT;
 use crate::declarations::{Types, digest, has};
 
 /// The format, and the digest of a ledger's types, those of the spec in it among them.
-const SHAPE: (u32, &str) = (5, "7fa945c12b847cf7");
+const SHAPE: (u32, &str) = (5, "e6480627e7056c14");
 
 const WHAT_TO_DO: &str = "\n
 what a ledger can hold has changed. In core/src/model/ledger.rs raise `LEDGER_FORMAT`, say there what is new, and move what has another
