@@ -19,6 +19,8 @@ use crate::api::Refusal;
 use crate::kinds::etcd::trust;
 use crate::{AgentError, http, tls};
 
+/// The same page as `/patroni`, for which Patroni waits a second if PostgreSQL takes no connections yet.
+pub(super) const STATUS: &str = "/health";
 /// For a query. A request for facts waits for it.
 const ANSWERING: Duration = Duration::from_millis(1500);
 const CONFIGURING: Duration = Duration::from_secs(20);

@@ -7,7 +7,7 @@ use std::time::Duration;
 use quorate_core::kinds::postgres::SUPERUSER;
 use rustix::process::Signal;
 
-use super::rest::Rest;
+use super::rest::{Rest, STATUS};
 use super::user::VARIABLES;
 use super::{SERVICE, processes};
 use crate::agent::Agent;
@@ -87,7 +87,7 @@ impl Agent {
 async fn reload_patroni(layout: &Layout, rest: &Rest) -> bool {
     let found = processes::find_patroni(layout).and_then(|pid| Process::of(u32::try_from(pid).ok()?));
     let Some(process) = found else { return true };
-    let answers = rest.get("/patroni").await.is_ok();
+    let answers = rest.get(STATUS).await.is_ok();
     if answers {
         process.signal(Signal::HUP);
     }

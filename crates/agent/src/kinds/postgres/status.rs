@@ -8,6 +8,7 @@ use quorate_core::kinds::postgres::{PatroniStatus, Role, Standby};
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::rest::STATUS;
 use crate::AgentError;
 use crate::agent::Agent;
 
@@ -17,7 +18,7 @@ const ANSWER: Duration = Duration::from_secs(3);
 /// A clone's name while it copies.
 const BASE_BACKUP: &str = "pg_basebackup";
 
-/// `GET /patroni`.
+/// [`STATUS`].
 #[derive(Deserialize)]
 struct Page {
     state: String,
@@ -68,7 +69,7 @@ struct Itself {
 impl Agent {
     pub(super) async fn patroni_status(&self) -> Result<PatroniStatus, AgentError> {
         let rest = self.rest()?;
-        let (page, config, cluster) = tokio::join!(rest.get("/patroni"), rest.get("/config"), rest.get("/cluster"));
+        let (page, config, cluster) = tokio::join!(rest.get(STATUS), rest.get("/config"), rest.get("/cluster"));
         let config = config.ok();
         let mut status = status_in(page?, config.clone(), Timestamp::now().as_second())?;
         let chosen = cluster.as_ref().map(synchronous_in).unwrap_or_default();
