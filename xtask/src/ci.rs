@@ -68,7 +68,7 @@ const STEPS: &[Step] = &[
     Step::new("static", &["static", "--lab"], &["build"]),
     // Clippy compiled the tests.
     Step::new("lint", &["lint", "--without-clippy"], &[]).after(&["build"]).giving_way(19),
-    Step::new("test", &["test", "--only", "clusters"], &["prepare", "build"]),
+    Step::new("test", &["test", "--only", "clusters", "--quick"], &["prepare", "build"]),
     // Nothing waits for it. The model check takes longer than all tests on clusters, which leave it only what they do not use.
     Step::new("rules", &["test", "--only", "rules"], &["prepare", "build"]).giving_way(15),
     Step::new("fuzz", &["fuzz", "--minutes", "1"], &["build"]).giving_way(15),

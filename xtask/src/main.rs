@@ -76,6 +76,9 @@ enum Verb {
         /// Run only the tests that use clusters, or only those that compute
         #[arg(long)]
         only: Option<test::Only>,
+        /// Make fewer rounds in tests that kill or restore at random instants
+        #[arg(long)]
+        quick: bool,
         /// Run only tests whose name contains this
         filter: Option<String>,
         /// Arguments for the test binaries, after `--`
@@ -134,7 +137,9 @@ fn run(verb: Verb) -> anyhow::Result<()> {
         Verb::Ci => ci::run(),
         Verb::Prepare => prepare(&lab),
         Verb::Test { no_run: true, .. } => test::compile(),
-        Verb::Test { only, filter, arguments, .. } => test::run(&lab, only, filter.as_deref(), &arguments),
+        Verb::Test { only, quick, filter, arguments, .. } => {
+            test::run(&lab, only, quick, filter.as_deref(), &arguments)
+        }
         Verb::Fuzz(options) => fuzz::run(&options),
         Verb::Model { filter } => model::run(filter.as_deref()),
         Verb::Static { lab } => static_build::run(lab),

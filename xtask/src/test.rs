@@ -54,6 +54,8 @@ pub const NEEDS: [Need; 15] = [
 
 /// Property tests begin with this: what passes here passes again. New cases are tried by `cargo xtask model` and `fuzz`.
 const SEED: &str = "PROPTEST_RNG_SEED";
+/// Tells tests to make fewer rounds. CI runs often, and those that are random differ each time.
+const QUICK: &str = "QUORATE_TEST_QUICK";
 /// If more fail, it is not the machine. One stall of it can fail every test that runs at that moment, and a run has had several stalls.
 /// A second try hides nothing that fails alone, and names whatever passes.
 const MOST_AGAIN: usize = 20;
@@ -88,13 +90,13 @@ pub fn compile() -> Result<()> {
     Ok(())
 }
 
-pub fn run(lab: &Lab, only: Option<Only>, filter: Option<&str>, arguments: &[String]) -> Result<()> {
+pub fn run(lab: &Lab, only: Option<Only>, quick: bool, filter: Option<&str>, arguments: &[String]) -> Result<()> {
     let mut steps = Steps::default();
     let mut binaries = prepare_and_build(lab, &mut steps)?;
     binaries.retain(|binary| only.is_none_or(|only| only.takes(binary)));
     let place = host::target_directory()?.join("tests").join(only.map_or("", Only::directory));
     fs::create_dir_all(&place).with_context(|| format!("cannot create {}", place.display()))?;
-    let around = Surroundings { variables: variables(lab), scratch: place.clone() };
+    let around = Surroundings { variables: variables(lab, quick), scratch: place.clone() };
     let file = place.join("durations.txt");
     let mut durations = Durations::parse(&fs::read_to_string(&file).unwrap_or_else(|_| KNOWN.to_owned()));
 
@@ -163,10 +165,13 @@ pub fn prepare(lab: &Lab) -> Result<()> {
     forward::ensure(lab)
 }
 
-fn variables(lab: &Lab) -> Vec<(&'static str, String)> {
+fn variables(lab: &Lab, quick: bool) -> Vec<(&'static str, String)> {
     let mut variables = vec![("QUORATE_LAB", lab.root().display().to_string())];
     if std::env::var_os(SEED).is_none() {
         variables.push((SEED, String::from("1")));
+    }
+    if quick {
+        variables.push((QUICK, String::from("1")));
     }
     variables
 }

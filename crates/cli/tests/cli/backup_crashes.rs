@@ -1,4 +1,4 @@
-//! quorate is killed at fifty random instants while it takes, removes and rekeys backups and restores from them. The same command, re-run,
+//! quorate is killed at random instants while it takes, removes and rekeys backups and restores from them. The same command, re-run,
 //! always succeeds: every listed backup is complete and can be verified, earlier backups still exist, and the cluster has converged on
 //! either the old or the new data, never on both.
 
@@ -12,23 +12,14 @@ use serde_json::Value;
 
 use crate::common::Run;
 use crate::common::backups::{BackedUp, Chance, NAME, contents, runtime};
+use crate::common::instants;
+use crate::common::instants::Round;
 use crate::common::trio::{Watched, files_below, read_json};
 
 const CREATES: usize = 14;
 const PRUNES: usize = 12;
 const REKEYS: usize = 10;
 const RESTORES: usize = 14;
-
-/// Tells, when the test fails, which of many rounds it was.
-struct Round(String);
-
-impl Drop for Round {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            eprintln!("this happened when {}", self.0);
-        }
-    }
-}
 
 /// Kills that are to be done, each at a random instant of the time that the command takes.
 struct Kills<'a> {
@@ -43,7 +34,7 @@ impl<'a> Kills<'a> {
     fn new(cluster: &'a BackedUp, chance: &'a mut Chance, kills: usize, undisturbed: impl FnOnce() -> Run) -> Self {
         let begun = Instant::now();
         undisturbed().ok();
-        Kills { cluster, chance, left: kills, takes: begun.elapsed() }
+        Kills { cluster, chance, left: instants::rounds(kills), takes: begun.elapsed() }
     }
 
     /// Only one that hit counts.
@@ -203,7 +194,7 @@ fn killed_rekeys(cluster: &BackedUp, chance: &mut Chance) {
 }
 
 #[test]
-fn making_removing_and_rekeying_may_be_killed_at_thirty_six_random_instants() {
+fn making_removing_and_rekeying_may_be_killed_at_random_instants() {
     let mut chance = Chance::new();
     let cluster = BackedUp::up(1, "keep: {last: 3}");
     for n in 0..20 {
@@ -261,7 +252,7 @@ struct State {
 }
 
 #[test]
-fn a_restore_may_be_killed_at_fourteen_random_instants() {
+fn a_restore_may_be_killed_at_random_instants() {
     let mut chance = Chance::new();
     let cluster = BackedUp::up(3, "");
     let runtime = runtime();

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::common::instants::{Round, instant, seed};
+use crate::common::instants::{Round, instant, is_tried, rounds, seed};
 use crate::common::trio::{Login, MEMBERS, NAME, Trio, contents, member, members};
 use crate::common::{Run, eventually, signal};
 
@@ -30,12 +30,15 @@ fn two_at_once(login: impl Fn(usize) -> Login + Sync, rounds: impl Fn(usize, &Tr
 }
 
 fn apply_killed_at_every_step_boundary(login: Login) {
-    let (next, ended) = (AtomicUsize::new(1), AtomicBool::new(false));
+    let (next, ended, seed) = (AtomicUsize::new(1), AtomicBool::new(false), seed());
     two_at_once(
         |_| login,
         |_, trio| {
             while !ended.load(Ordering::SeqCst) {
                 let boundary = next.fetch_add(1, Ordering::SeqCst);
+                if !is_tried(boundary, seed) {
+                    continue;
+                }
                 let mut run = trio.spawn_apply();
                 let line = (0..boundary).map_while(|_| run.next_step()).nth(boundary - 1);
                 match line {
@@ -67,9 +70,8 @@ fn apply_with_users_and_passwords_may_be_killed_at_every_step_boundary() {
 }
 
 #[test]
-fn apply_may_be_killed_at_fifty_random_instants() {
-    const KILLS: u64 = 50;
-    let seed = seed();
+fn apply_may_be_killed_at_random_instants() {
+    let (kills, seed) = (rounds(50) as u64, seed());
     two_at_once(
         |half| if half == 0 { Login::Certificate } else { Login::Password },
         |half, trio| {
@@ -77,7 +79,7 @@ fn apply_may_be_killed_at_fifty_random_instants() {
             trio.apply().ok();
             let undisturbed = begun.elapsed();
             trio.destroy().ok();
-            for index in (half as u64..KILLS).step_by(2) {
+            for index in (half as u64..kills).step_by(2) {
                 let after = undisturbed.mul_f64(instant(seed, index));
                 let _round = Round(format!("apply was killed after {after:?} of {undisturbed:?} (seed {seed})"));
                 trio.spawn_apply().kill_after(after);
@@ -163,7 +165,7 @@ fn down_start_and_destroy_may_be_killed_at_any_time() {
         crate::common::trio::Watched::new(trio.sandbox.spawn(arguments)).kill_after(after);
         trio.sandbox.quorate(arguments).ok()
     };
-    for round in 0..4 {
+    for round in 0..rounds(4) as u64 {
         verb(&["down", NAME], 3 * round);
         assert_eq!(trio.sandbox.processes(), [], "down");
         verb(&["start", NAME], 3 * round + 1);
@@ -171,7 +173,7 @@ fn down_start_and_destroy_may_be_killed_at_any_time() {
         assert_eq!(contents(&trio), held);
     }
     let destroy = ["destroy", "--yes", "--without-backup", NAME];
-    for round in 0..8 {
+    for round in 0..rounds(8) as u64 {
         let after = Duration::from_secs_f64(0.4 * instant(seed, 100 + round));
         let _round = Round(format!("destroy was killed after {after:?} (seed {seed})"));
         let killed = crate::common::trio::Watched::new(trio.sandbox.spawn(&destroy)).kill_after(after);
@@ -187,8 +189,8 @@ fn down_start_and_destroy_may_be_killed_at_any_time() {
 #[test]
 fn destroy_may_be_killed_at_every_step_boundary_and_apply_does_not_revive_what_was_begun() {
     let trio = Trio::new(Login::Certificate);
-    let destroy = ["destroy", "--yes", "--without-backup", NAME];
-    for boundary in 1.. {
+    let (destroy, seed) = (["destroy", "--yes", "--without-backup", NAME], seed());
+    for boundary in (1..).filter(|boundary| is_tried(*boundary, seed)) {
         trio.apply().ok();
         let mut run = crate::common::trio::Watched::new(trio.sandbox.spawn(&destroy));
         let Some(line) = (0..boundary).map_while(|_| run.next_step()).nth(boundary - 1) else {

@@ -19,6 +19,7 @@ use serde_json::Value;
 
 use crate::common::backups::{BackedUp, Chance, Watcher, contents, runtime};
 use crate::common::eventually;
+use crate::common::instants::rounds;
 
 /// How long a change may be under way to the recorder, on a busy machine.
 const DELAY: SignedDuration = SignedDuration::from_secs(3);
@@ -316,7 +317,7 @@ impl<'a> Restored<'a> {
 }
 
 #[test]
-fn ten_random_revisions_and_ten_random_moments_come_back_key_by_key() {
+fn random_revisions_and_random_moments_come_back_key_by_key() {
     let mut chance = Chance::new();
     let cluster = BackedUp::up(1, "schedule: 1m");
     let written = write_and_record(&cluster, chance.split());
@@ -335,12 +336,12 @@ fn ten_random_revisions_and_ten_random_moments_come_back_key_by_key() {
     cluster.restore(&["--dry-run", "--revision", &revision]).ok();
     assert_eq!(Restored::new(&cluster).newest, before, "what is refused or tried out changes nothing");
 
-    for _ in 0..RESTORES {
+    for _ in 0..rounds(RESTORES) {
         let revision = written.random_revision(&mut chance);
         let found = restored.to(&["--revision", &revision.to_string()]);
         assert_eq!(differences(&noted[&revision].pairs, &found), Vec::<String>::new(), "revision {revision}");
     }
-    for _ in 0..RESTORES {
+    for _ in 0..rounds(RESTORES) {
         let moment = written.random_moment(&mut chance);
         let found = restored.to(&["--at", &moment.to_string()]);
         assert_eq!(written.objection(moment, &found), None, "{moment}");

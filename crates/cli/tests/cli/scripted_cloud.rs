@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use quorate_scripted_cloud::{FLAVOR, Halt, IMAGE, NETWORK, REGION, Server};
 use serde_json::{Value, json};
 
-use crate::common::instants::{Round, instant, seed};
+use crate::common::instants::{Round, instant, rounds, seed};
 use crate::common::{OLDEST, Run, Sandbox, lab};
 
 const NAME: &str = "demo";
@@ -298,13 +298,12 @@ fn kill_runs(mut instants: Instants, kills: usize) {
 }
 
 #[test]
-fn nothing_is_doubled_and_nothing_is_left_by_runs_that_are_killed_at_fifty_random_instants() {
-    const KILLS: usize = 50;
-    let seed = seed();
+fn nothing_is_doubled_and_nothing_is_left_by_runs_that_are_killed_at_random_instants() {
+    let (kills, seed) = (rounds(50), seed());
     std::thread::scope(|scope| {
         for half in 0..2 {
             let instants = Instants { seed, next: half * 1_000_000 };
-            scope.spawn(move || kill_runs(instants, KILLS / 2));
+            scope.spawn(move || kill_runs(instants, kills / 2));
         }
     });
 }

@@ -1,4 +1,4 @@
-//! Random but repeatable instants, which are printed when a test fails.
+//! Random but repeatable instants, which are printed when a test fails, and how many of them are tried.
 
 /// Printed when the test fails, to know which of many rounds it was.
 pub struct Round(pub String);
@@ -18,6 +18,21 @@ pub fn seed() -> u64 {
     let seed = given.unwrap_or(now.as_millis() as u64 % 1_000_000);
     eprintln!("QUORATE_TEST_SEED={seed}");
     seed
+}
+
+/// Of so many rounds with random instants, those that this run makes. CI runs often and tries other instants each time, so it makes a third
+/// of them (`cargo xtask test --quick`).
+pub fn rounds(all: usize) -> usize {
+    if is_quick() { all.div_ceil(3) } else { all }
+}
+
+/// Whether a run is killed at this step boundary: at each, or with `--quick` at every third. Which third follows from the seed.
+pub fn is_tried(boundary: usize, seed: u64) -> bool {
+    !is_quick() || boundary % 3 == (seed % 3) as usize
+}
+
+fn is_quick() -> bool {
+    std::env::var_os("QUORATE_TEST_QUICK").is_some()
 }
 
 /// The `index`-th of the instants that follow from a seed, as a part of the whole (splitmix64).
