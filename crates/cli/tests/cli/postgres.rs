@@ -146,8 +146,9 @@ impl Writer {
                 if psql(&env, &format!("insert into {table} values ({n})")).code == Some(0) {
                     confirmed.insert(n);
                 }
-                // Each is a new process with a new connection; more of them only take time from the cluster.
-                std::thread::sleep(Duration::from_millis(50));
+                // Each is a new process with a new connection; more of them only take time from the cluster. Many commits at once are
+                // the drill's business.
+                std::thread::sleep(Duration::from_millis(150));
             }
             confirmed
         });

@@ -13,7 +13,7 @@ use super::{Shop, psql};
 use crate::backups::make_identity;
 use crate::common::store::{ACCESS_KEY, BUCKET, REGION, SECRET_KEY, object_store};
 use crate::common::wire::Wire;
-use crate::common::{Run, Sandbox, eventually, signal};
+use crate::common::{Run, Sandbox, command_lines, eventually, signal};
 
 /// A credentials file for the owner alone.
 fn write_keys(sandbox: &Sandbox, secret: &str) {
@@ -79,9 +79,7 @@ impl Onlooker {
         let thread = thread::spawn(move || {
             let mut seen = Vec::new();
             while !stopped.load(Ordering::Relaxed) {
-                let listed = Command::new("ps").args(["-ww", "-eo", "args"]).output().expect("ps runs");
-                let lines = String::from_utf8_lossy(&listed.stdout).into_owned();
-                seen.extend(lines.lines().filter(|line| line.contains("pgbackrest")).map(str::to_owned));
+                seen.extend(command_lines().into_iter().filter(|line| line.contains("pgbackrest")));
                 thread::sleep(Duration::from_millis(20));
             }
             seen
