@@ -16,6 +16,9 @@ use crate::settle::nothing_to_do;
 use crate::stage::{APPEARANCE, LOOK_AGAIN, Scene, Struck};
 use crate::{Check, DrillError, Site};
 
+/// Until a member is the primary that commits did not wait for.
+const SWITCHOVERS: usize = 4;
+
 pub(super) struct PostgresScene<'a> {
     site: &'a Site,
     /// The etcd cluster that Patroni uses.
@@ -118,17 +121,26 @@ impl Scene for PostgresScene<'_> {
         }
     }
 
-    /// It stays the primary if its machine is back before the lease runs out.
+    /// It stays the primary if its machine is back before the lease runs out. If commits wait for the third member by then, that one comes
+    /// first: only a standby that they wait for takes over, and each switchover makes them wait for another.
     async fn make_leader(&self, machine: &Machine) -> Result<(), DrillError> {
-        if self.with_role(&["primary"]).await.first() == Some(machine) {
-            return Ok(());
+        let mut why = format!("{} is not the primary after {SWITCHOVERS} switchovers", machine.member);
+        for _ in 0..SWITCHOVERS {
+            if self.with_role(&["primary"]).await.first() == Some(machine) {
+                return Ok(());
+            }
+            let standbys = self.with_role(&["sync standby"]).await;
+            let its_turn = standbys.is_empty() || standbys.contains(machine);
+            let to = if its_turn { machine } else { &standbys[0] };
+            let arguments = ["switchover", &self.site.cluster, "--to", to.member.as_str(), "--yes"];
+            if let Err(refusal) = self.run(&arguments).await {
+                why = refusal;
+                sleep(LOOK_AGAIN).await;
+            }
         }
-        let arguments = ["switchover", &self.site.cluster, "--to", machine.member.as_str(), "--yes"];
-        let no_target = |why| DrillError::NoTarget { role: "primary", why };
-        self.run(&arguments).await.map_err(no_target)?;
         match self.with_role(&["primary"]).await.first() == Some(machine) {
             true => Ok(()),
-            false => Err(no_target(format!("{} is not the primary after the switchover", machine.member))),
+            false => Err(DrillError::NoTarget { role: "primary", why }),
         }
     }
 
