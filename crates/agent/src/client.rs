@@ -99,21 +99,21 @@ pub enum Look {
 }
 
 /// What an agent answers to a facts request. Its program is looked at first: agents of another protocol may answer in another form.
-enum Told {
+enum FactsAnswer {
     Facts(Box<Facts>),
     OtherProtocol { program: ProgramSeen, fence: Option<u64> },
 }
 
-impl<'de> Deserialize<'de> for Told {
+impl<'de> Deserialize<'de> for FactsAnswer {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let answer = serde_json::Value::deserialize(deserializer)?;
         let program = answer.get("program").map(ProgramSeen::deserialize).transpose().map_err(D::Error::custom)?;
         let program = program.unwrap_or_default();
         if !Program::this().understands(&program.runs) {
             let fence = answer.get("fence").and_then(serde_json::Value::as_u64);
-            return Ok(Told::OtherProtocol { program, fence });
+            return Ok(FactsAnswer::OtherProtocol { program, fence });
         }
-        Facts::deserialize(answer).map(|facts| Told::Facts(Box::new(facts))).map_err(D::Error::custom)
+        Facts::deserialize(answer).map(|facts| FactsAnswer::Facts(Box::new(facts))).map_err(D::Error::custom)
     }
 }
 
@@ -185,8 +185,10 @@ impl AgentClient {
 
     pub async fn look(&self, request: &FactsRequest) -> Result<Look, ClientError> {
         match self.verified(path::FACTS, request, FACTS).await? {
-            Answer::Of(Bounded(Told::Facts(facts))) => Ok(Look::Facts(facts)),
-            Answer::Of(Bounded(Told::OtherProtocol { program, fence })) => Ok(Look::OtherProtocol { program, fence }),
+            Answer::Of(Bounded(FactsAnswer::Facts(facts))) => Ok(Look::Facts(facts)),
+            Answer::Of(Bounded(FactsAnswer::OtherProtocol { program, fence })) => {
+                Ok(Look::OtherProtocol { program, fence })
+            }
             Answer::Stranger(key) => Ok(Look::Unenrolled { public_key: key.sha256 }),
         }
     }

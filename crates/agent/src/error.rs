@@ -130,7 +130,7 @@ pub enum AgentError {
     )]
     Older(OlderData),
     #[error("the data could not be rebuilt: {why}")]
-    Renewal { why: String },
+    Recreation { why: String },
     #[error("{value} holds the control character {found:?}, which cannot be part of a unit of systemd")]
     ControlCharacter { value: String, found: char },
     #[error("there is no user {user:?} on this machine")]

@@ -14,7 +14,7 @@ use tokio::net::TcpListener;
 use tokio::sync::Mutex;
 
 use crate::agent::Agent;
-use crate::crowd::Crowd;
+use crate::unauthenticated::Unauthenticated;
 
 const HEADERS: Duration = Duration::from_secs(2);
 const CONNECTION: Duration = Duration::from_secs(5);
@@ -30,7 +30,7 @@ struct Page {
 
 pub(crate) async fn serve(agent: Arc<Agent>, listener: TcpListener) {
     let page = Arc::new(Page { agent, last: Mutex::new(None) });
-    let mut visitors = Crowd::new(VISITORS);
+    let mut visitors = Unauthenticated::new(VISITORS);
     loop {
         let Ok((stream, from)) = listener.accept().await else {
             tokio::time::sleep(Duration::from_millis(100)).await;

@@ -11,7 +11,6 @@ mod certificates;
 pub mod channel;
 pub mod client;
 mod converge;
-pub mod crowd;
 pub mod dial;
 mod enrolment;
 mod error;
@@ -38,6 +37,7 @@ mod services;
 mod stamp;
 mod state;
 mod tls;
+pub mod unauthenticated;
 mod units;
 pub mod upgrade;
 pub mod upload;
@@ -192,7 +192,7 @@ impl Agent {
         }
         // The state must say so too, and a program on trial writes none.
         if !self.upgrades.is_on_trial()
-            && let Err(error) = self.finish_renewal().await
+            && let Err(error) = self.finish_recreation().await
         {
             tracing::error!(error = error.in_full(), "the data of a new bootstrap could not be put in place");
         }

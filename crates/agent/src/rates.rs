@@ -28,7 +28,7 @@ impl Rates {
 
     /// Counts a request, and says whether it is within the allowance.
     pub fn take(&mut self, from: IpAddr, now: Instant) -> bool {
-        let client = crate::crowd::network(from);
+        let client = crate::unauthenticated::network(from);
         if self.clients.len() >= REMEMBERED && !self.clients.contains_key(&client) {
             self.forget(now);
         }

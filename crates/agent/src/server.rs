@@ -25,8 +25,8 @@ use tokio_rustls::server::TlsStream;
 
 use crate::agent::Agent;
 use crate::api::{self, CONTROLLER, Refusal, UploadRequest, path};
-use crate::crowd::{self, Crowd};
 use crate::refused::Refused;
+use crate::unauthenticated::{self, Unauthenticated};
 use crate::{AgentError, channel, tls, x509};
 
 const HANDSHAKE: Duration = Duration::from_secs(5);
@@ -65,9 +65,9 @@ pub(crate) async fn serve(agent: Arc<Agent>, listener: TcpListener) -> Result<()
     let state = agent.state.get();
     let acceptor = TlsAcceptor::from(tls::server_config(&state.control_ca, agent.shown.clone())?);
     tracing::info!(address = %state.address, "the agent answers");
-    let (mut strangers, refused) = (Crowd::new(STRANGERS), Refused::of("connections"));
+    let (mut strangers, refused) = (Unauthenticated::new(STRANGERS), Refused::of("connections"));
     loop {
-        let (stream, from) = crowd::accept(&listener, &refused, VANISHED).await;
+        let (stream, from) = unauthenticated::accept(&listener, &refused, VANISHED).await;
         let (agent, acceptor, refused) = (agent.clone(), acceptor.clone(), refused.clone());
         strangers.admit(Some(from.ip()), async move {
             let refused = move |why: String| refused.say(&from, &why);
@@ -85,7 +85,7 @@ pub(crate) async fn serve_channel(agent: Arc<Agent>, device: Option<PathBuf>) ->
     let mut streams = channel::listen(&device).await.map_err(AgentError::file("open", &device))?;
     let config = tls::server_config(&agent.state.get().control_ca, agent.shown.clone())?;
     let acceptor = TlsAcceptor::from(config);
-    let (mut strangers, refused) = (Crowd::new(STRANGERS), Refused::of("streams of the line"));
+    let (mut strangers, refused) = (Unauthenticated::new(STRANGERS), Refused::of("streams of the line"));
     while let Some(stream) = streams.recv().await {
         let (agent, acceptor, refused) = (agent.clone(), acceptor.clone(), refused.clone());
         strangers.admit(None, async move {

@@ -78,14 +78,14 @@ pub async fn choose(store: &Store, catalog: &Catalog, wish: &Wish) -> Result<Cho
 }
 
 /// A full backup that is whole, with the changes on top of it as far as they are.
-struct Way<'a> {
+struct Usable<'a> {
     full: &'a Full,
     chain: Chain,
 }
 
-impl<'a> Way<'a> {
+impl<'a> Usable<'a> {
     async fn of(store: &Store, full: &'a Full) -> Result<Self, Error> {
-        Ok(Way { full, chain: catalog::chain(store, full).await? })
+        Ok(Usable { full, chain: catalog::chain(store, full).await? })
     }
 
     fn reached(&self) -> i64 {
@@ -112,7 +112,7 @@ async fn newest(store: &Store, catalog: &Catalog) -> Result<Choice, Error> {
     let mut fulls: Vec<&Full> = catalog.fulls.iter().collect();
     fulls.sort_by_key(|full| (std::cmp::Reverse(full.claims), std::cmp::Reverse(full.id().clone())));
     let furthest = fulls[0];
-    let (mut best, mut damage) = (None::<Way<'_>>, Vec::new());
+    let (mut best, mut damage) = (None::<Usable<'_>>, Vec::new());
     for full in fulls {
         if best.as_ref().is_some_and(|best| best.reached() > full.claims) {
             break;
@@ -121,7 +121,7 @@ async fn newest(store: &Store, catalog: &Catalog) -> Result<Choice, Error> {
             damage.extend(full.damage.iter().cloned());
             continue;
         }
-        let way = Way::of(store, full).await?;
+        let way = Usable::of(store, full).await?;
         damage.extend(way.chain.damage.clone());
         if best.as_ref().is_none_or(|best| best.rank() < way.rank()) {
             best = Some(way);
@@ -151,7 +151,7 @@ async fn newest(store: &Store, catalog: &Catalog) -> Result<Choice, Error> {
             false => format!("backup {} is later, but reaches no later revision", latest.id()),
         });
     }
-    let Way { full, chain } = best;
+    let Usable { full, chain } = best;
     Ok(Choice { notes, ..choice(full, chain.segments, Stop::AtTheEnd) })
 }
 
@@ -176,7 +176,7 @@ async fn at_revision(store: &Store, catalog: &Catalog, revision: i64) -> Result<
             let notes = passed_over(&damage);
             return Ok(Choice { notes, ..choice(full, Vec::new(), Stop::AfterRevision(revision)) });
         } else {
-            let way = Way::of(store, full).await?;
+            let way = Usable::of(store, full).await?;
             if way.reached() >= revision {
                 let mut segments = way.chain.segments;
                 segments.retain(|segment| segment.span.from <= revision);
@@ -202,7 +202,7 @@ async fn at_moment(store: &Store, catalog: &Catalog, at: Timestamp) -> Result<Ch
         let oldest = catalog.fulls[0].manifest.taken.opened;
         return Err(refuse(catalog, &format!("{at} is before the oldest backup, of {oldest}"), &catalog.damage));
     }
-    let (mut best, mut damage) = (None::<(i64, Way<'_>)>, Vec::new());
+    let (mut best, mut damage) = (None::<(i64, Usable<'_>)>, Vec::new());
     for full in before {
         // What cannot lead further than what is found already is not looked at.
         if best.as_ref().is_some_and(|(furthest, _)| full.claims <= *furthest) {
@@ -212,7 +212,7 @@ async fn at_moment(store: &Store, catalog: &Catalog, at: Timestamp) -> Result<Ch
             damage.extend(full.damage.iter().cloned());
             continue;
         }
-        let way = Way::of(store, full).await?;
+        let way = Usable::of(store, full).await?;
         let leads_to = reached(full, until(&way.chain.segments, at));
         if best.as_ref().is_none_or(|(furthest, _)| leads_to > *furthest) {
             best = Some((leads_to, way));

@@ -1,5 +1,6 @@
 //! Damage to stored objects, each kind with the object concerned, so an operator knows what to check and what is still good.
 
+use crate::keys::KeyError;
 use crate::names::{BackupId, Span};
 
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -62,6 +63,10 @@ impl Damage {
 }
 
 impl Damage {
+    pub(crate) fn unreadable(id: &BackupId, path: &str, error: &KeyError) -> Self {
+        Damage::Unreadable { id: id.clone(), path: path.to_owned(), why: error.to_string() }
+    }
+
     /// Whether it shows another writer to the store.
     pub fn is_forgery(&self) -> bool {
         matches!(self, Damage::Forged { .. } | Damage::Future { .. })

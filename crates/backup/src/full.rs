@@ -17,13 +17,12 @@ use crate::damage::Damage;
 use crate::keys::{BackupKey, Identities, KeyError, Recipients};
 use crate::manifest::{Beside, FORMAT, Hash, Manifest, Taken};
 use crate::names::{BackupId, Names};
-use crate::pipe::{self, Ending, Sealed, Sealing, SnapshotCheck, Unsealing};
+use crate::pipe::{self, Ending, Sealed, Sealing, SnapshotCheck, SnapshotFile, Unsealing};
 use crate::settings::Settings;
 use crate::signed::{self, Kind, Trust};
 use crate::small;
 use crate::source::{About, Source, count_at, hash_at, newest_revision};
 use crate::store::{Object, SMALL, Store, sha256_hex};
-use crate::throwaway::SnapshotFile;
 
 /// A full backup that is going to be: changes can be recorded on top of it already.
 #[derive(Clone)]
@@ -253,17 +252,13 @@ pub async fn fetch(
     }
     let written = opened.map_err(|error| match error {
         KeyError::Output(source) => Error::file("write", at)(source),
-        error => unreadable(&id, &path, &error).into(),
+        error => Damage::unreadable(&id, &path, &error).into(),
     })?;
     let snapshot = written.snapshot();
     if (snapshot.db_bytes(), &snapshot.sha256) != (manifest.db_bytes, &manifest.snapshot_sha256) {
         return Err(Damage::Checksum { id, path }.into());
     }
     Ok(snapshot)
-}
-
-pub(crate) fn unreadable(id: &BackupId, path: &str, error: &KeyError) -> Damage {
-    Damage::Unreadable { id: id.clone(), path: path.to_owned(), why: error.to_string() }
 }
 
 /// The result of rekeying.

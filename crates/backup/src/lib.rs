@@ -8,6 +8,7 @@ mod damage;
 mod error;
 pub mod full;
 pub mod keys;
+mod leases;
 mod living;
 pub mod manifest;
 pub mod mirror;

@@ -10,17 +10,15 @@ use quorate_core::text::plural;
 
 use crate::Error;
 use crate::manifest::{Hash, Manifest};
-use crate::replay::after;
-use crate::source::{Source, SourceError, count_at, hash_at, newest_revision};
-use crate::throwaway::Throwaway;
-use crate::verify::hash_as;
+use crate::source::{Source, SourceError, after, count_at, hash_at, newest_revision};
+use crate::throwaway::{Throwaway, hash_as};
 
 const PAGE: i64 = 1000;
 /// A member that takes longer is one that cannot be asked. Hashing some GiB takes seconds.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 /// What one member says of a revision.
-enum Told {
+enum MemberAnswer {
     Holds {
         keys: i64,
         hash: Hash,
@@ -45,14 +43,14 @@ pub(crate) async fn compare(
     for source in living {
         let name = source.about().await?.from_member;
         match tokio::time::timeout(PATIENCE, ask(*source, revision)).await {
-            Ok(Ok(Told::Compacted) | Err(_)) | Err(_) => {}
+            Ok(Ok(MemberAnswer::Compacted) | Err(_)) | Err(_) => {}
             Ok(Ok(answer)) => told.push((name, *source, answer)),
         }
     }
     // The temporary etcd is compacted as far as each of them was, and that goes one way only.
     told.sort_by_key(|(_, _, answer)| match answer {
-        Told::Holds { hash, .. } => hash.compact_revision,
-        Told::Behind { .. } | Told::Compacted => 0,
+        MemberAnswer::Holds { hash, .. } => hash.compact_revision,
+        MemberAnswer::Behind { .. } | MemberAnswer::Compacted => 0,
     });
     let keys = throwaway.client().range(count_at(revision)).await?.count;
     let (mut agree, mut differ) = (Vec::new(), Vec::new());
@@ -72,17 +70,17 @@ pub(crate) async fn compare(
 }
 
 /// The first question is answered with the leader's consent: a member below that revision afterwards does not lag: it belongs to another cluster.
-async fn ask(source: &dyn Source, revision: i64) -> Result<Told, SourceError> {
+async fn ask(source: &dyn Source, revision: i64) -> Result<MemberAnswer, SourceError> {
     let newest = newest_revision(source).await?;
     if newest < revision {
-        return Ok(Told::Behind { newest });
+        return Ok(MemberAnswer::Behind { newest });
     }
     let told = async {
         let keys = source.range(count_at(revision)).await?.count;
-        Ok(Told::Holds { keys, hash: Hash::from(hash_at(source, revision).await?) })
+        Ok(MemberAnswer::Holds { keys, hash: Hash::from(hash_at(source, revision).await?) })
     };
     match told.await {
-        Err(SourceError::Compacted { .. }) => Ok(Told::Compacted),
+        Err(SourceError::Compacted { .. }) => Ok(MemberAnswer::Compacted),
         told => told,
     }
 }
@@ -99,21 +97,21 @@ async fn difference(
     source: &dyn Source,
     revision: i64,
     keys: i64,
-    answer: &Told,
+    answer: &MemberAnswer,
 ) -> Result<Option<Found>, Error> {
     let other = |what: String| Ok(Some(Found::Other(what)));
     match answer {
-        Told::Compacted => Ok(None),
-        Told::Behind { newest } => other(format!("is at revision {newest}")),
-        Told::Holds { keys: found, .. } if *found != keys => {
+        MemberAnswer::Compacted => Ok(None),
+        MemberAnswer::Behind { newest } => other(format!("is at revision {newest}")),
+        MemberAnswer::Holds { keys: found, .. } if *found != keys => {
             other(format!("holds {} where the backup holds {keys}", plural(*found, "key")))
         }
-        Told::Holds { hash, .. } if hash.compact_revision > revision => {
+        MemberAnswer::Holds { hash, .. } if hash.compact_revision > revision => {
             other(format!("says that it is compacted up to {}, and hashes revision {revision}", hash.compact_revision))
         }
-        Told::Holds { hash, .. } if hash_as(throwaway.client(), *hash).await? == *hash => Ok(Some(Found::Same)),
+        MemberAnswer::Holds { hash, .. } if hash_as(throwaway.client(), *hash).await? == *hash => Ok(Some(Found::Same)),
         // After a replay older revisions are not the same, and keys are all the more.
-        Told::Holds { .. } => key_by_key(throwaway.client(), source, revision).await,
+        MemberAnswer::Holds { .. } => key_by_key(throwaway.client(), source, revision).await,
     }
 }
 

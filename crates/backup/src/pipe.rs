@@ -11,7 +11,6 @@ use tokio::task::JoinHandle;
 
 use crate::keys::{BackupKey, KeyError, encrypt_to};
 use crate::store::PART;
-use crate::throwaway::SnapshotFile;
 
 /// Pieces as etcd sends them, of some tens of KiB each.
 const WAITING_IN: usize = 32;
@@ -275,6 +274,22 @@ impl<W: Write> Write for Ending<W> {
 
     fn flush(&mut self) -> io::Result<()> {
         self.output.flush()
+    }
+}
+
+/// A snapshot on this machine's disk.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SnapshotFile {
+    /// Of the whole file.
+    pub bytes: u64,
+    /// With which it ends: etcd's checksum of all that comes before.
+    pub sha256: String,
+}
+
+impl SnapshotFile {
+    /// Of the database alone.
+    pub fn db_bytes(&self) -> u64 {
+        self.bytes.saturating_sub(SUM as u64)
     }
 }
 

@@ -288,7 +288,7 @@ fn rests_on(catalog: &Catalog, manifest: &Manifest, label: &str) -> Option<Strin
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::settings::{Patience, Place};
+    use crate::settings::{Location, Patience};
 
     fn manifest(label: &str, began: &str) -> Manifest {
         let began: Timestamp = began.parse().unwrap();
@@ -325,7 +325,7 @@ mod tests {
     #[tokio::test]
     async fn only_what_the_cluster_signed_counts_and_a_changed_ledger_is_found() {
         let directory = tempfile::tempdir().unwrap();
-        let store = Store::open(&Place::Directory(directory.path().into()), None, Patience::default()).unwrap();
+        let store = Store::open(&Location::Directory(directory.path().into()), None, Patience::default()).unwrap();
         let (key, other) = (SigningKey::generate(), SigningKey::generate());
         let own = manifest("20261117-100000F", "2026-11-17T10:00:00Z");
         let own = put(&store, own, Some(b"sealed".to_vec()), &key).await.unwrap();
@@ -351,7 +351,7 @@ mod tests {
     #[tokio::test]
     async fn a_missing_file_is_noticed_also_in_the_backup_that_another_one_depends_on() {
         let directory = tempfile::tempdir().unwrap();
-        let store = Store::open(&Place::Directory(directory.path().into()), None, Patience::default()).unwrap();
+        let store = Store::open(&Location::Directory(directory.path().into()), None, Patience::default()).unwrap();
         let mut full = manifest("20261117-100000F", "2026-11-17T10:00:00Z");
         // A member that says so.
         full.taken.prior = Some(String::from("20261117-100000F_20261117-110000I"));

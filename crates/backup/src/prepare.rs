@@ -17,12 +17,12 @@ use crate::full;
 use crate::keys::BackupKey;
 use crate::manifest::{Hash, Manifest, Outcome, Proven};
 use crate::names::is_revision;
-use crate::pipe::SnapshotCheck;
+use crate::pipe::{SnapshotCheck, SnapshotFile};
 use crate::replay::replay;
 use crate::source::count_at;
 use crate::store::Store;
-use crate::throwaway::{SnapshotFile, Throwaway, create_private};
-use crate::verify::{Workshop, compare_with_manifest, hash_as, restored};
+use crate::throwaway::{Throwaway, create_private, hash_as};
+use crate::verify::{Workshop, compare_with_manifest, restored};
 
 /// A snapshot that was verified, ready to be given to every member.
 #[derive(Clone, PartialEq, Debug)]

@@ -2,26 +2,21 @@
 //! key its versions. Leases are granted again under their original ids and kept alive meanwhile; otherwise their keys would be deleted
 //! and the revisions would no longer match.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use quorate_etcd::{Client, KeyRange, Op, RangeQuery, Thing, Txn};
-use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep_until};
+use quorate_etcd::{Client, KeyRange, Op, Thing, Txn};
 
 use crate::Error;
 use crate::choose::Stop;
 use crate::keys::BackupKey;
+use crate::leases::LeasesKept;
 use crate::segment::{self, Change, Revision, SegmentManifest};
 use crate::store::Store;
 use crate::throwaway::Throwaway;
 
 /// For a lease that was gone before its time to live could be asked for. After a restore its keys go when nobody renews it.
 const UNKNOWN_TTL: i64 = 60;
-/// etcd grants no lease for less than two seconds.
-const RENEWED_EVERY: Duration = Duration::from_millis(500);
-const PAGE: i64 = 10_000;
 
 /// Replays segments up to the stop, and returns the revision that was reached. `progress` is called with each.
 pub async fn replay(
@@ -116,58 +111,4 @@ fn operation(change: Change) -> Op {
         true => Op::Delete(KeyRange::key(key)),
         false => Op::Put { key, value, lease },
     }
-}
-
-/// Leases that are renewed again and again while this lives.
-pub(crate) struct LeasesKept {
-    ids: Arc<Mutex<BTreeSet<i64>>>,
-    task: JoinHandle<()>,
-}
-
-impl LeasesKept {
-    /// All that have keys. One without keys may run out: no revision comes of it.
-    pub(crate) async fn all_of(client: &Client) -> Result<Self, Error> {
-        let ids = Arc::new(Mutex::new(BTreeSet::new()));
-        let kept = LeasesKept { task: tokio::spawn(renew(client.clone(), ids.clone())), ids };
-        let mut query = RangeQuery { keys_only: true, limit: PAGE, ..RangeQuery::new(KeyRange::prefix("")) };
-        loop {
-            let page = client.range(query.clone()).await?;
-            page.pairs.iter().filter(|pair| pair.lease != 0).for_each(|pair| kept.keep(pair.lease));
-            match page.pairs.last() {
-                Some(last) if page.more => query.keys.key = after(&last.key),
-                _ => return Ok(kept),
-            }
-        }
-    }
-
-    fn has(&self, id: i64) -> bool {
-        self.ids.lock().unwrap_or_else(PoisonError::into_inner).contains(&id)
-    }
-
-    fn keep(&self, id: i64) {
-        self.ids.lock().unwrap_or_else(PoisonError::into_inner).insert(id);
-    }
-}
-
-impl Drop for LeasesKept {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
-}
-
-async fn renew(client: Client, ids: Arc<Mutex<BTreeSet<i64>>>) {
-    loop {
-        let next = Instant::now() + RENEWED_EVERY;
-        let now: Vec<i64> = ids.lock().unwrap_or_else(PoisonError::into_inner).iter().copied().collect();
-        for id in now {
-            // One that is gone shows in the count of revisions.
-            let _ = client.lease_keep_alive(id).await;
-        }
-        sleep_until(next).await;
-    }
-}
-
-/// The first key after this one.
-pub(crate) fn after(key: &[u8]) -> Vec<u8> {
-    [key, &[0]].concat()
 }

@@ -14,7 +14,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::Error;
 use crate::damage::{Damage, exchanged};
-use crate::full::unreadable;
 use crate::keys::BackupKey;
 use crate::names::{BackupId, Names, Span};
 use crate::pipe;
@@ -298,7 +297,7 @@ pub async fn read(store: &Store, manifest: &SegmentManifest, key: Option<BackupK
         return Err(Damage::Content { id, path, expected: manifest.stored_sha256.clone(), found }.into());
     }
     let opened = tokio::task::spawn_blocking(move || pipe::unseal_small(key.as_ref(), &sealed, limit)).await?;
-    let plain = opened.map_err(|error| unreadable(&id, &path, &error))?;
+    let plain = opened.map_err(|error| Damage::unreadable(&id, &path, &error))?;
     decode(manifest, &path, &plain)
 }
 

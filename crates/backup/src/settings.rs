@@ -7,13 +7,13 @@ use quorate_core::Secret;
 
 /// A place that holds backups, of one or many clusters.
 #[derive(Clone, PartialEq, Debug)]
-pub enum Place {
-    S3(S3Place),
+pub enum Location {
+    S3(S3Location),
     Directory(PathBuf),
 }
 
 #[derive(Clone, PartialEq, Debug)]
-pub struct S3Place {
+pub struct S3Location {
     /// `https://…`; `http://…` is taken too, for a store on this machine.
     pub endpoint: Option<String>,
     pub region: String,

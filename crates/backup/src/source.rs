@@ -96,3 +96,8 @@ pub(crate) async fn newest_revision(source: &dyn Source) -> Result<i64, SourceEr
 pub(crate) fn count_at(revision: i64) -> RangeQuery {
     RangeQuery { revision, count_only: true, ..RangeQuery::new(KeyRange::prefix("")) }
 }
+
+/// The first key after this one.
+pub(crate) fn after(key: &[u8]) -> Vec<u8> {
+    [key, &[0]].concat()
+}

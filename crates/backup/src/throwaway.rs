@@ -23,8 +23,9 @@ use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::Error;
-use crate::pipe::{Checking, SUM, SnapshotCheck};
-use crate::replay::LeasesKept;
+use crate::leases::LeasesKept;
+use crate::manifest::Hash;
+use crate::pipe::{Checking, SnapshotCheck, SnapshotFile};
 
 /// etcd's programs, all of one version.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -53,13 +54,13 @@ pub struct Throwaway {
     etcd: Child,
     /// From the moment on that it answers: a lease that runs out would delete keys, and count as a revision.
     leases: LeasesKept,
-    place: Place,
+    place: PrivateDirectory,
     /// Of the snapshot, exactly.
     revision: i64,
 }
 
 /// A private directory, removed with its owner; after a kill, by the next one that is created.
-pub(crate) struct Place {
+pub(crate) struct PrivateDirectory {
     root: TempDir,
     /// Held while this process lives: by it others know that the directory is in use.
     _lock: File,
@@ -68,7 +69,7 @@ pub(crate) struct Place {
 impl Throwaway {
     /// Makes one of a snapshot, under `scratch`, which must have room for it. The snapshot's own checksum is compared on the way.
     pub async fn start(programs: &Programs, snapshot: &Path, scratch: &Path) -> Result<Self, Error> {
-        let place = Place::make(scratch)?;
+        let place = PrivateDirectory::make(scratch)?;
         let restored = restore(programs, snapshot, &place, 0);
         let (revision, ()) = tokio::try_join!(revision_of(programs, snapshot), restored)?;
         let mut throwaway = Self::start_on(programs, snapshot, place).await?;
@@ -83,7 +84,7 @@ impl Throwaway {
         scratch: &Path,
         bump_revision: u64,
     ) -> Result<Self, Error> {
-        let place = Place::make(scratch)?;
+        let place = PrivateDirectory::make(scratch)?;
         restore(programs, snapshot, &place, bump_revision).await?;
         let mut throwaway = Self::start_on(programs, snapshot, place).await?;
         throwaway.revision = throwaway.client.status().await?.revision;
@@ -91,7 +92,7 @@ impl Throwaway {
     }
 
     /// On data that was made of the snapshot.
-    async fn start_on(programs: &Programs, snapshot: &Path, place: Place) -> Result<Self, Error> {
+    async fn start_on(programs: &Programs, snapshot: &Path, place: PrivateDirectory) -> Result<Self, Error> {
         let bytes = fs::metadata(snapshot).map_err(Error::file("read", snapshot))?.len();
         let address = IpAddr::V4(Ipv4Addr::LOCALHOST);
         let credentials = Credentials::make(&place, address)?;
@@ -173,27 +174,11 @@ impl Throwaway {
     }
 }
 
-/// A snapshot on this machine's disk.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct SnapshotFile {
-    /// Of the whole file.
-    pub bytes: u64,
-    /// With which it ends: etcd's checksum of all that comes before.
-    pub sha256: String,
-}
-
-impl SnapshotFile {
-    /// Of the database alone.
-    pub fn db_bytes(&self) -> u64 {
-        self.bytes.saturating_sub(SUM as u64)
-    }
-}
-
 pub(crate) fn create_private(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path)
 }
 
-impl Place {
+impl PrivateDirectory {
     pub(crate) fn make(scratch: &Path) -> Result<Self, Error> {
         fs::create_dir_all(scratch).map_err(Error::file("make", scratch))?;
         let _alone = alone_in(scratch).map_err(Error::file("lock", scratch))?;
@@ -204,7 +189,7 @@ impl Place {
         let lock = create_private(&path).map_err(Error::file("make", &path))?;
         rustix::fs::flock(&lock, FlockOperation::LockExclusive)
             .map_err(|error| Error::file("lock", &path)(error.into()))?;
-        Ok(Place { root, _lock: lock })
+        Ok(PrivateDirectory { root, _lock: lock })
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -299,7 +284,12 @@ async fn counted(client: &Client, revision: i64) -> Result<i64, Error> {
     }
 }
 
-async fn restore(programs: &Programs, snapshot: &Path, place: &Place, bump_revision: u64) -> Result<(), Error> {
+async fn restore(
+    programs: &Programs,
+    snapshot: &Path,
+    place: &PrivateDirectory,
+    bump_revision: u64,
+) -> Result<(), Error> {
     let mut command = Command::new(&programs.restorer);
     command.args(["snapshot", "restore"]).arg(snapshot).args([
         data_argument(&place.data()).as_str(),
@@ -325,7 +315,7 @@ async fn run(programs: &Programs, command: &mut Command) -> Result<Vec<u8>, Erro
     Err(failed(said.trim().lines().last().unwrap_or_default().to_owned()))
 }
 
-fn spawn(programs: &Programs, place: &Place, endpoint: &str, snapshot_bytes: u64) -> Result<Child, Error> {
+fn spawn(programs: &Programs, place: &PrivateDirectory, endpoint: &str, snapshot_bytes: u64) -> Result<Child, Error> {
     let log = place.root.path().join("etcd.log");
     let log = File::create(&log).map_err(Error::file("make", &log))?;
     let errors = log.try_clone().map_err(Error::file("make the log in", place.root.path()))?;
@@ -367,7 +357,7 @@ fn clean(command: &mut Command) -> &mut Command {
 }
 
 /// Until it leads itself and answers.
-async fn ready(etcd: &mut Child, client: &Client, place: &Place) -> Result<(), Error> {
+async fn ready(etcd: &mut Child, client: &Client, place: &PrivateDirectory) -> Result<(), Error> {
     let failed = |how: &str| Error::Throwaway { why: format!("{how}: {}", place.last_words()) };
     let until = Instant::now() + STARTING;
     while Instant::now() < until {
@@ -394,7 +384,7 @@ struct Credentials {
 
 impl Credentials {
     /// Writes the server's into the directory, and keeps root's.
-    fn make(place: &Place, address: IpAddr) -> Result<Self, Error> {
+    fn make(place: &PrivateDirectory, address: IpAddr) -> Result<Self, Error> {
         let now = Timestamp::now();
         let subject = AuthoritySubject { common_name: String::from("throwaway"), organization: None };
         let authority = Authority::generate(&subject, KeyAlgorithm::P256, DAY, now)?;
@@ -430,6 +420,27 @@ impl Credentials {
     }
 }
 
+/// The hash at the same revision, and compacted as far as the other was if that is possible: only then do they compare.
+pub(crate) async fn hash_as(client: &Client, other: Hash) -> Result<Hash, Error> {
+    let hash = hash_at(client, other.revision).await?;
+    if hash.compact_revision >= other.compact_revision {
+        return Ok(hash);
+    }
+    client.compact(other.compact_revision, true).await?;
+    hash_at(client, other.revision).await
+}
+
+/// As [`crate::source::hash_at`].
+async fn hash_at(client: &Client, revision: i64) -> Result<Hash, Error> {
+    match client.hash_kv(revision).await {
+        Err(compacted @ quorate_etcd::Error::Compacted { .. }) => {
+            let newest = client.hash_kv(0).await?;
+            if newest.revision == revision { Ok(newest.into()) } else { Err(compacted.into()) }
+        }
+        told => Ok(told?.into()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -443,9 +454,9 @@ mod tests {
         fs::create_dir(left("late")).unwrap();
         fs::write(left("late").join(LOCK), "").unwrap();
         fs::create_dir(scratch.path().join("of somebody else")).unwrap();
-        let first = Place::make(scratch.path()).unwrap();
+        let first = PrivateDirectory::make(scratch.path()).unwrap();
         assert!(!left("early").exists() && !left("late").exists() && scratch.path().join("of somebody else").exists());
-        let second = Place::make(scratch.path()).unwrap();
+        let second = PrivateDirectory::make(scratch.path()).unwrap();
         assert!(first.path().exists() && second.path().exists());
     }
 }

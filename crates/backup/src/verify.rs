@@ -6,7 +6,6 @@
 use std::path::Path;
 
 use jiff::Timestamp;
-use quorate_etcd::Client;
 use quorate_pki::SigningKey;
 
 use crate::Error;
@@ -21,7 +20,7 @@ use crate::names::Names;
 use crate::replay::replay;
 use crate::source::{Source, count_at};
 use crate::store::Store;
-use crate::throwaway::{Place, Programs, Throwaway, create_private};
+use crate::throwaway::{PrivateDirectory, Programs, Throwaway, create_private, hash_as};
 
 /// The inputs of a verification.
 pub struct Workshop<'a> {
@@ -99,7 +98,7 @@ pub(crate) async fn restored(
     key: Option<BackupKey>,
     workshop: &Workshop<'_>,
 ) -> Result<Throwaway, Error> {
-    let place = Place::make(workshop.scratch)?;
+    let place = PrivateDirectory::make(workshop.scratch)?;
     let path = place.path().join("snapshot.db");
     let file = create_private(&path).map_err(Error::file("make", &path))?;
     full::fetch(store, manifest, key, file, &path).await?;
@@ -131,25 +130,4 @@ pub(crate) async fn compare_with_manifest(
         return Err(differs("the hash", format!("{:?}", manifest.hash), format!("{hash:?}")));
     }
     Ok((revision, hash, keys))
-}
-
-/// The hash at the same revision, and compacted as far as the other was if that is possible: only then do they compare.
-pub(crate) async fn hash_as(client: &Client, other: Hash) -> Result<Hash, Error> {
-    let hash = hash_at(client, other.revision).await?;
-    if hash.compact_revision >= other.compact_revision {
-        return Ok(hash);
-    }
-    client.compact(other.compact_revision, true).await?;
-    hash_at(client, other.revision).await
-}
-
-/// As [`crate::source::hash_at`].
-async fn hash_at(client: &Client, revision: i64) -> Result<Hash, Error> {
-    match client.hash_kv(revision).await {
-        Err(compacted @ quorate_etcd::Error::Compacted { .. }) => {
-            let newest = client.hash_kv(0).await?;
-            if newest.revision == revision { Ok(newest.into()) } else { Err(compacted.into()) }
-        }
-        told => Ok(told?.into()),
-    }
 }

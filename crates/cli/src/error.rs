@@ -166,6 +166,7 @@ impl Error {
             Error::Control(e) if e.is_final() => Some(String::from("change that, then re-run the same command")),
             // Nothing was begun, or nothing changes when it is begun again.
             Error::Control(ControlError::Ledger(_) | ControlError::Pki(_) | ControlError::Snapshot { .. }) => None,
+            Error::Control(e) if remedy(e).is_some() => remedy(e).map(String::from),
             Error::Control(e) if !e.is_taken_over() => Some(String::from("re-run the same command to continue")),
             Error::UnknownCluster { known, .. } if known.is_empty() => {
                 Some(String::from("none is known yet; `quorate up` creates one, `quorate init` prints a spec"))
@@ -207,6 +208,13 @@ impl Error {
 impl From<BackupError> for Error {
     fn from(error: BackupError) -> Self {
         Error::Backup(Box::new(error))
+    }
+}
+
+fn remedy(error: &ControlError) -> Option<&'static str> {
+    match error.cause() {
+        ControlError::Provider(error) => error.remedy(),
+        _ => None,
     }
 }
 

@@ -11,7 +11,7 @@ use quorate_control::brought::{self, BroughtFiles, FileProblem};
 use quorate_control::kinds::postgres::dcs;
 pub use quorate_control::verbs::Cluster;
 use quorate_core::model::Ledger;
-use quorate_core::spec::{ClusterSpec, Document, HostFacts, Kind, Name, Places, Problem, Severity};
+use quorate_core::spec::{ClusterSpec, Document, HostFacts, Kind, Name, Positions, Problem, Severity};
 
 use crate::commands::Context;
 use crate::error::Error;
@@ -32,7 +32,7 @@ pub fn errors(problems: &[Problem]) -> usize {
 }
 
 fn tell(problems: &[Problem], text: &str) {
-    output::talk_page(&output::problems::page(problems, text, 0));
+    output::talk_page(&output::problems::page(problems, text, 0, output::terminal::of_stderr()));
 }
 
 /// The clusters of a file, or the one of that name as it was applied last.
@@ -149,7 +149,7 @@ pub fn file(target: &str) -> Result<CheckedFile, Error> {
     Ok(CheckedFile { file, text, problems, clusters })
 }
 
-fn placed(document: &Document, places: &Places, index: usize, problem: FileProblem) -> Problem {
+fn placed(document: &Document, places: &Positions, index: usize, problem: FileProblem) -> Problem {
     let FileProblem { field, message, hint } = problem;
     document.problem(Severity::Error, places.in_file(&format!("clusters[{index}].{field}")), message, hint)
 }

@@ -37,9 +37,9 @@ pub enum KeyError {
     #[error("the key file {} does not exist, and the ledger is encrypted to {to}", path.display())]
     Missing { path: PathBuf, to: String },
     #[error("{place} holds no age identity: expected a line that begins with AGE-SECRET-KEY-1")]
-    NotAKey { place: Place },
+    NotAKey { place: KeySource },
     #[error("the ledger is encrypted to {to}, but {place} decrypts only what is encrypted to {}", has.join(", "))]
-    Wrong { place: Place, to: String, has: Vec<String> },
+    Wrong { place: KeySource, to: String, has: Vec<String> },
     #[error("the encrypted part is damaged")]
     Damaged(#[source] quorate_backup::keys::KeyError),
     #[error("the key cannot be encrypted to")]
@@ -56,16 +56,16 @@ pub enum KeyError {
 
 /// Where the key is.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Place {
+pub enum KeySource {
     File(PathBuf),
     Command(String),
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for KeySource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Place::File(path) => write!(f, "the key file {}", path.display()),
-            Place::Command(_) => write!(f, "the key of the command in {COMMAND_VARIABLE}"),
+            KeySource::File(path) => write!(f, "the key file {}", path.display()),
+            KeySource::Command(_) => write!(f, "the key of the command in {COMMAND_VARIABLE}"),
         }
     }
 }
@@ -73,7 +73,7 @@ impl fmt::Display for Place {
 /// The keys of one home. They are read when they are first needed.
 #[derive(Debug)]
 pub struct Keys {
-    place: Result<Place, ()>,
+    place: Result<KeySource, ()>,
     read: Mutex<Option<Arc<Ring>>>,
 }
 
@@ -95,7 +95,7 @@ impl fmt::Debug for Ring {
 }
 
 impl Ring {
-    fn parse(place: &Place, text: &Secret) -> Result<Self, KeyError> {
+    fn parse(place: &KeySource, text: &Secret) -> Result<Self, KeyError> {
         let parsed = |line: &str| Identity::from_str(line.trim()).ok();
         let found: Vec<Identity> = text.expose().lines().filter_map(parsed).collect();
         let not_a_key = || KeyError::NotAKey { place: place.clone() };
@@ -129,22 +129,22 @@ impl Ring {
 impl Keys {
     /// Of a home without any setting: the file `key` in it.
     pub fn in_home(root: &Path) -> Self {
-        Keys { place: Ok(Place::File(root.join("key"))), read: Mutex::default() }
+        Keys { place: Ok(KeySource::File(root.join("key"))), read: Mutex::default() }
     }
 
     /// From the environment, or the home directory's key.
     pub fn from_environment(root: &Path) -> Self {
         let var = |name| std::env::var_os(name).filter(|value| !value.is_empty());
         let place = match (var(FILE_VARIABLE), var(COMMAND_VARIABLE)) {
-            (None, None) => Ok(Place::File(root.join("key"))),
-            (Some(path), None) => Ok(Place::File(std::path::absolute(&path).unwrap_or_else(|_| path.into()))),
-            (None, Some(command)) => Ok(Place::Command(command.to_string_lossy().into_owned())),
+            (None, None) => Ok(KeySource::File(root.join("key"))),
+            (Some(path), None) => Ok(KeySource::File(std::path::absolute(&path).unwrap_or_else(|_| path.into()))),
+            (None, Some(command)) => Ok(KeySource::Command(command.to_string_lossy().into_owned())),
             (Some(_), Some(_)) => Err(()),
         };
         Keys { place, read: Mutex::default() }
     }
 
-    pub fn place(&self) -> Result<&Place, KeyError> {
+    pub fn place(&self) -> Result<&KeySource, KeyError> {
         self.place.as_ref().map_err(|()| KeyError::Ambiguous)
     }
 
@@ -179,7 +179,7 @@ impl Keys {
         match (ring, self.place()?.clone()) {
             (Some(ring), _) if holds(&ring) => ring.open(sealed),
             (Some(ring), place) => Err(KeyError::Wrong { place, to: to.to_owned(), has: ring.recipients.clone() }),
-            (None, Place::File(path)) => Err(KeyError::Missing { path, to: to.to_owned() }),
+            (None, KeySource::File(path)) => Err(KeyError::Missing { path, to: to.to_owned() }),
             (None, place) => Err(KeyError::NotAKey { place }),
         }
     }
@@ -190,7 +190,7 @@ impl Keys {
             return Ok(ring);
         }
         let place = self.place()?.clone();
-        let Place::File(path) = &place else { return Err(KeyError::NotAKey { place }) };
+        let KeySource::File(path) = &place else { return Err(KeyError::NotAKey { place }) };
         if let Some(to) = needed() {
             return Err(KeyError::Missing { path: path.clone(), to });
         }
@@ -199,14 +199,14 @@ impl Keys {
     }
 }
 
-fn read(place: &Place) -> Result<Option<Secret>, KeyError> {
+fn read(place: &KeySource) -> Result<Option<Secret>, KeyError> {
     match place {
-        Place::File(path) => match fs::read_to_string(path) {
+        KeySource::File(path) => match fs::read_to_string(path) {
             Ok(text) => Ok(Some(Secret::new(text))),
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(source) => Err(KeyError::Io { what: "read", path: path.clone(), source }),
         },
-        Place::Command(command) => {
+        KeySource::Command(command) => {
             // It may ask for a passphrase at the terminal.
             let ran = Command::new("sh").arg("-c").arg(command).stderr(std::process::Stdio::inherit()).output();
             let output = ran.map_err(|e| KeyError::Command { said: e.to_string() })?;

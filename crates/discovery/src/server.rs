@@ -12,9 +12,9 @@ use hyper::body::{Body, Bytes, Incoming};
 use hyper::service::service_fn;
 use hyper::{Request, Response, header};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use quorate_agent::crowd::{self, Crowd};
 use quorate_agent::rates::Rates;
 use quorate_agent::refused::Refused;
+use quorate_agent::unauthenticated::{self, Unauthenticated};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
@@ -289,11 +289,11 @@ async fn whole(body: Incoming) -> Result<Bytes, ApiError> {
 
 /// Serves until it is dropped.
 pub async fn serve(service: Arc<Service>, listener: TcpListener, tls: Option<TlsAcceptor>) -> Infallible {
-    let (mut crowd, refused) = (Crowd::new(service.bounds.connections), Refused::of("connections"));
+    let (mut waiting, refused) = (Unauthenticated::new(service.bounds.connections), Refused::of("connections"));
     loop {
-        let (stream, from) = crowd::accept(&listener, &refused, VANISHED).await;
+        let (stream, from) = unauthenticated::accept(&listener, &refused, VANISHED).await;
         let (service, tls, refused) = (service.clone(), tls.clone(), refused.clone());
-        crowd.admit(Some(from.ip()), async move {
+        waiting.admit(Some(from.ip()), async move {
             if let Err(why) = converse(service, stream, from, tls).await {
                 refused.say(&from, &why);
             }

@@ -77,7 +77,7 @@ pub enum FaultError {
 
 /// Where faults strike.
 #[derive(Clone, Copy)]
-pub struct Place<'a> {
+pub struct Victim<'a> {
     pub home: &'a Home,
     pub cluster: &'a str,
     pub machine: &'a Machine,
@@ -153,8 +153,8 @@ impl Fault {
     }
 
     /// Strikes. A lasting fault continues until the value is dropped.
-    pub async fn strike(self, place: Place<'_>) -> Result<Harm, FaultError> {
-        let Place { home, cluster, machine } = place;
+    pub async fn strike(self, place: Victim<'_>) -> Result<Harm, FaultError> {
+        let Victim { home, cluster, machine } = place;
         let member = &machine.member;
         let failed = |what| move |source| FaultError::Io { member: member.clone(), what, source };
         let not_running = |what| move || FaultError::NotRunning { member: member.clone(), what };
@@ -242,8 +242,8 @@ impl Fault {
 }
 
 /// Undoes what a drill left that was killed.
-pub fn undo_leftovers(place: Place<'_>) -> Result<(), FaultError> {
-    let Place { home, cluster, machine } = place;
+pub fn undo_leftovers(place: Victim<'_>) -> Result<(), FaultError> {
+    let Victim { home, cluster, machine } = place;
     let member = machine.member.clone();
     let mut undo = vec![Undo::Remove(copy_of(machine)), Undo::Remove(filler_of(machine))];
     undo.push(Undo::Continue(machine.service()));

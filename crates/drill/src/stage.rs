@@ -7,7 +7,7 @@ use tokio::time::sleep;
 
 use super::command::{Ended, Progress, Running};
 use super::disk::SmallDisk;
-use super::faults::{Fault, Harm, LASTS, Place, undo_leftovers};
+use super::faults::{Fault, Harm, LASTS, Victim, undo_leftovers};
 use super::machine::Machine;
 use super::mark::{Clock, Mark, MarkKind, Moment};
 use super::scenario::{Scenario, Target};
@@ -94,7 +94,7 @@ impl<'a, S: Scene> Stage<'a, S> {
     ) -> Result<Self, DrillError> {
         let mut stage = Stage { scene, scenario, options, tell, disk: None };
         for Struck { cluster, machine } in stage.scene.all_machines() {
-            undo_leftovers(Place { home: &stage.site().home, cluster: &cluster, machine: &machine })?;
+            undo_leftovers(Victim { home: &stage.site().home, cluster: &cluster, machine: &machine })?;
         }
         stage.settled_before().await?;
         if scenario.fault == Some(Fault::FullDisk) {
@@ -222,7 +222,7 @@ impl<'a, S: Scene> Stage<'a, S> {
         let from = clock.now();
         let mut harm = Vec::new();
         for Struck { cluster, machine } in struck {
-            harm.push(fault.strike(Place { home: &self.site().home, cluster, machine }).await?);
+            harm.push(fault.strike(Victim { home: &self.site().home, cluster, machine }).await?);
         }
         Ok(Blow { lasts, text, from, harm })
     }

@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use quorate_control::clients::ClientError;
 use quorate_control::kinds::etcd::clients::Issued;
 use quorate_control::kinds::etcd::front;
-use quorate_core::kinds::etcd::front::Told;
+use quorate_core::kinds::etcd::front::FrontConfig;
 use quorate_core::kinds::etcd::spec::ClientAuth;
 use quorate_core::model::Ledger;
 use rustls::crypto::ring;
@@ -90,7 +90,7 @@ impl Behind {
 
     /// On a machine of the cluster: with what its agent was told, and the certificate and key that it was given, if it was.
     pub fn on_machine(
-        told: &Told,
+        told: &FrontConfig,
         given: Option<(String, String)>,
         before: Option<&Behind>,
     ) -> Result<Self, BehindError> {

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use jiff::{SignedDuration, Timestamp};
 use quorate_agent::dial::Dial;
 use quorate_control::kinds::etcd::front::Place;
-use quorate_core::kinds::etcd::front::{CONFIG_NAME, DRAINED_NAME, Told};
+use quorate_core::kinds::etcd::front::{CONFIG_NAME, DRAINED_NAME, FrontConfig};
 use quorate_core::model::{CLIENT_PORT, MemberName, https_url};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -130,7 +130,7 @@ fn take_up(directory: &Path, shared: &Shared, files: &Files) -> Result<(), Front
     Ok(())
 }
 
-fn places(told: &Told) -> Vec<Place> {
+fn places(told: &FrontConfig) -> Vec<Place> {
     let place = |(name, address): (&MemberName, &std::net::IpAddr)| Place {
         name: name.to_string(),
         address: SocketAddr::new(*address, CLIENT_PORT),
@@ -167,7 +167,7 @@ impl Files {
         Ok(Files { config, given })
     }
 
-    fn told(&self, directory: &Path) -> Result<Told, FrontError> {
+    fn told(&self, directory: &Path) -> Result<FrontConfig, FrontError> {
         let path = directory.join(CONFIG_NAME);
         serde_json::from_str(&self.config).map_err(|error| FrontError::Read { path, source: error.into() })
     }

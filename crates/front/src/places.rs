@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use quorate_agent::crowd::network;
+use quorate_agent::unauthenticated::network;
 
 #[derive(Debug)]
 pub struct Places {

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use quorate_agent::crowd::{self, Crowd};
 use quorate_agent::refused::Refused;
+use quorate_agent::unauthenticated::{self, Unauthenticated};
 use rustix::net::sockopt::{set_socket_keepalive, set_tcp_keepidle, set_tcp_keepintvl, set_tcp_user_timeout};
 use rustls::server::Accepted;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
@@ -34,12 +34,12 @@ const KEEPALIVE: Duration = Duration::from_secs(30);
 
 /// Serves until it is dropped.
 pub async fn serve(shared: Arc<Shared>, listener: TcpListener) -> Infallible {
-    let (mut crowd, refused) = (Crowd::new(UNKNOWN), Refused::of("connections"));
+    let (mut waiting, refused) = (Unauthenticated::new(UNKNOWN), Refused::of("connections"));
     loop {
-        let (stream, from) = crowd::accept(&listener, &refused, VANISHED).await;
+        let (stream, from) = unauthenticated::accept(&listener, &refused, VANISHED).await;
         prepare(&stream);
         let (shared, refused) = (shared.clone(), refused.clone());
-        crowd.admit(Some(from.ip()), async move {
+        waiting.admit(Some(from.ip()), async move {
             if let Err(why) = admit(shared, stream, from, refused.clone()).await {
                 refused.say(&from, &why);
             }

@@ -197,6 +197,21 @@ pub enum ProviderError {
     ProgramTooLarge { path: PathBuf, bytes: usize },
 }
 
+impl ProviderError {
+    /// What the operator can do, where another attempt alone does not help.
+    pub fn remedy(&self) -> Option<&'static str> {
+        match self {
+            ProviderError::AddressTaken { .. } => {
+                Some("free it, or give the member another `address` in the spec; then re-run the same command")
+            }
+            ProviderError::AddressUnusable { .. } => {
+                Some("give the member another `address` in the spec, then re-run the same command")
+            }
+            _ => None,
+        }
+    }
+}
+
 /// The providers' directory on this host.
 #[derive(Clone, Debug)]
 pub struct Directories {

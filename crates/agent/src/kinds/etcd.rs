@@ -20,7 +20,7 @@ mod probe;
 mod prober;
 mod program;
 mod read;
-mod renew;
+mod recreate;
 mod service;
 mod staging;
 mod start;

@@ -23,7 +23,7 @@ pub use error::{StoreError, Trouble};
 use s3::{S3, S3Upload};
 use throttle::Throttle;
 
-use crate::settings::{Patience, Place};
+use crate::settings::{Location, Patience};
 
 /// The size in which large objects travel. S3 wants at least 5 MiB, and takes ten thousand of them.
 pub const PART: usize = 8 << 20;
@@ -73,11 +73,11 @@ enum Kind {
 }
 
 impl Store {
-    pub fn open(place: &Place, bandwidth: Option<u64>, patience: Patience) -> Result<Self, StoreError> {
+    pub fn open(place: &Location, bandwidth: Option<u64>, patience: Patience) -> Result<Self, StoreError> {
         let shown = show(place);
         let kind = match place {
-            Place::S3(settings) => S3::open(settings, patience).map(Kind::S3),
-            Place::Directory(root) => Directory::open(root).map(Kind::Directory),
+            Location::S3(settings) => S3::open(settings, patience).map(Kind::S3),
+            Location::Directory(root) => Directory::open(root).map(Kind::Directory),
         };
         let kind = kind.map_err(|trouble| StoreError {
             place: shown.clone(),
@@ -331,13 +331,13 @@ impl Upload {
     }
 }
 
-pub(crate) fn show(place: &Place) -> String {
+pub(crate) fn show(place: &Location) -> String {
     match place {
-        Place::S3(s3) => {
+        Location::S3(s3) => {
             let at = s3.endpoint.as_ref().map(|endpoint| format!(" at {endpoint}")).unwrap_or_default();
             format!("s3://{}/{}{at}", s3.bucket, s3.prefix)
         }
-        Place::Directory(root) => root.display().to_string(),
+        Location::Directory(root) => root.display().to_string(),
     }
 }
 

@@ -17,7 +17,7 @@ use object_store::{
 use tokio::task::JoinSet;
 
 use super::{Listed, Object, PART, PARTS_IN_FLIGHT, Tag, Trouble};
-use crate::settings::{Credentials, Patience, S3Place};
+use crate::settings::{Credentials, Patience, S3Location};
 
 const NOTE: &str = ".upload";
 const READS_IN_FLIGHT: usize = 2;
@@ -29,7 +29,7 @@ pub(super) struct S3 {
 }
 
 impl S3 {
-    pub(super) fn open(place: &S3Place, patience: Patience) -> Result<Self, Trouble> {
+    pub(super) fn open(place: &S3Location, patience: Patience) -> Result<Self, Trouble> {
         // The first call has chosen; it is the same choice everywhere.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let mut builder = AmazonS3Builder::new()
@@ -157,7 +157,7 @@ impl S3 {
     }
 }
 
-fn client_options(place: &S3Place, patience: Patience) -> Result<ClientOptions, Trouble> {
+fn client_options(place: &S3Location, patience: Patience) -> Result<ClientOptions, Trouble> {
     let plain = place.endpoint.as_ref().is_some_and(|endpoint| endpoint.starts_with("http://"));
     let options = ClientOptions::new()
         .with_allow_http(plain)

@@ -5,7 +5,7 @@ use quorate_backup::catalog::{self, Catalog};
 use quorate_backup::choose::{Wish, choose};
 use quorate_backup::manifest::{Beside, Hash, Manifest, Outcome, Proven, Taken, Verification};
 use quorate_backup::segment::{self, Revision, Segment};
-use quorate_backup::settings::{Patience, Place};
+use quorate_backup::settings::{Location, Patience};
 use quorate_backup::{BackupId, Damage, Error, Names, Store, Trust, full, mirror, prune};
 use quorate_core::spec::Keep;
 use quorate_pki::SigningKey;
@@ -20,12 +20,12 @@ struct Shelf {
 impl Shelf {
     fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let store = Store::open(&Place::Directory(directory.path().join("one")), None, Patience::default()).unwrap();
+        let store = Store::open(&Location::Directory(directory.path().join("one")), None, Patience::default()).unwrap();
         Shelf { directory, store }
     }
 
     fn second(&self) -> Store {
-        Store::open(&Place::Directory(self.directory.path().join("two")), None, Patience::default()).unwrap()
+        Store::open(&Location::Directory(self.directory.path().join("two")), None, Patience::default()).unwrap()
     }
 
     async fn catalog(&self, trust: &Trust) -> Catalog {

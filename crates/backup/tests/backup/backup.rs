@@ -13,7 +13,7 @@ use quorate_backup::full::{self, Draft};
 use quorate_backup::keys::KeyError;
 use quorate_backup::manifest::Outcome;
 use quorate_backup::prepare::{PlainSnapshot, export, prepare, prepare_plain};
-use quorate_backup::settings::{Patience, Place, Settings};
+use quorate_backup::settings::{Location, Patience, Settings};
 use quorate_backup::source::{About, ChangeStream, HashKv, SnapshotStream};
 use quorate_backup::throwaway::{Programs, Throwaway};
 use quorate_backup::verify::{Workshop, verify};
@@ -219,7 +219,7 @@ async fn backups_not_kept_are_deleted_and_a_killed_prune_is_completed_by_the_nex
 async fn the_second_destination_follows_the_first() {
     let (room, living) = (Room::new(VERSION), Living::start(VERSION).await);
     let (manifest, _) = room.create(&living, &Settings::default()).await;
-    let place = Place::Directory(room.directory.path().join("second"));
+    let place = Location::Directory(room.directory.path().join("second"));
     let second = Store::open(&place, None, Patience::default()).unwrap();
     assert_eq!(mirror::copy(&room.store, &second, CLUSTER, &trust(), &signing()).await.unwrap(), 2);
     assert_eq!(mirror::copy(&room.store, &second, CLUSTER, &trust(), &signing()).await.unwrap(), 0);
@@ -235,7 +235,7 @@ async fn mirrored(living: &Living, operator: &Operator) -> (Room, Store, Names, 
     let draft = Draft::new(&operator.settings(), &signing(), Timestamp::now()).unwrap();
     let ledger = Some(Bytes::from_static(b"sealed"));
     let manifest = full::create(&room.store, living, &draft, &operator.settings(), ledger, &|_| {}).await.unwrap();
-    let place = Place::Directory(room.directory.path().join("second"));
+    let place = Location::Directory(room.directory.path().join("second"));
     let second = Store::open(&place, None, Patience::default()).unwrap();
     assert_eq!(mirror::copy(&room.store, &second, CLUSTER, &trust(), &signing()).await.unwrap(), 4);
     (room, second, Names::new(CLUSTER), manifest.id)
@@ -257,7 +257,7 @@ async fn damage_in_the_first_destination_never_reaches_the_second() {
             // A snapshot of which the second has a whole copy is not read again; that is for `verify`.
             assert!(*path == objects[0] || matches!(&told, Err(Error::NotCopied { damage }) if damage.len() == 1));
             // Nor does it come to a second destination that has nothing yet.
-            let place = Place::Directory(room.directory.path().join("third"));
+            let place = Location::Directory(room.directory.path().join("third"));
             let third = Store::open(&place, None, Patience::default()).unwrap();
             let told = mirror::copy(&room.store, &third, CLUSTER, &trust(), &signing()).await.unwrap_err();
             assert!(matches!(&told, Error::NotCopied { damage } if damage.len() == 1), "{told}");
@@ -388,7 +388,7 @@ async fn a_large_ledger_is_read_whole_and_one_that_cannot_be_fails_the_proof() {
     };
     assert!(matches!(outcome().await, Outcome::Ok(_)), "{:?}", outcome().await);
     let second = room.directory.path().join("second");
-    let second = Store::open(&Place::Directory(second), None, Patience::default()).unwrap();
+    let second = Store::open(&Location::Directory(second), None, Patience::default()).unwrap();
     assert_eq!(mirror::copy(&room.store, &second, CLUSTER, &trust(), &signing()).await.unwrap(), 3);
     let copied = Catalog::load(&second, CLUSTER, None, &trust()).await.unwrap().fulls.remove(0).manifest;
     assert_eq!(full::ledger_of(&second, &copied).await.unwrap().unwrap().bytes, ledger);

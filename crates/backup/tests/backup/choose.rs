@@ -6,7 +6,7 @@ use quorate_backup::choose::{Choice, Stop, Wish, choose};
 use quorate_backup::manifest::{Beside, Hash, Manifest, Taken};
 use quorate_backup::retention::Reason;
 use quorate_backup::segment::{self, Revision, Segment, SegmentManifest};
-use quorate_backup::settings::{Patience, Place};
+use quorate_backup::settings::{Location, Patience};
 use quorate_backup::{BackupId, Names, Store, Trust, prune};
 use quorate_core::spec::Keep;
 
@@ -27,7 +27,7 @@ struct Shelf {
 impl Shelf {
     fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let store = Store::open(&Place::Directory(directory.path().to_owned()), None, Patience::default()).unwrap();
+        let store = Store::open(&Location::Directory(directory.path().to_owned()), None, Patience::default()).unwrap();
         Shelf { directory, store }
     }
 

@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use quorate_backup::catalog::Catalog;
 use quorate_backup::manifest::Manifest;
 use quorate_backup::segment::SegmentManifest;
-use quorate_backup::settings::{Patience, Place};
+use quorate_backup::settings::{Location, Patience};
 use quorate_backup::{BackupId, Names, Span, Store, Trust};
 use quorate_fuzz::{campaign, short_campaign};
 
@@ -81,7 +81,7 @@ fn stores() {
             }
             fs::write(path, content).unwrap();
         }
-        let place = Place::Directory(directory.path().to_owned());
+        let place = Location::Directory(directory.path().to_owned());
         let store = Store::open(&place, None, Patience::default()).unwrap();
         for trust in [trust(), Trust::anything(Timestamp::now())] {
             let listed = runtime.block_on(Catalog::load(&store, CLUSTER, Some(CLUSTER_ID), &trust));

@@ -18,7 +18,7 @@ use quorate_backup::full::{self, Draft};
 use quorate_backup::keys::Recipients;
 use quorate_backup::manifest::Outcome;
 use quorate_backup::prepare::prepare;
-use quorate_backup::settings::{Credentials, Patience, Place, S3Place};
+use quorate_backup::settings::{Credentials, Location, Patience, S3Location};
 use quorate_backup::store::{PART, Trouble};
 use quorate_backup::verify::verify;
 use quorate_backup::{Names, Store, prune};
@@ -134,8 +134,8 @@ impl Weed {
     }
 }
 
-fn s3(port: u16, key: &str, secret: &str, bucket: &str) -> Place {
-    Place::S3(S3Place {
+fn s3(port: u16, key: &str, secret: &str, bucket: &str) -> Location {
+    Location::S3(S3Location {
         endpoint: Some(format!("http://127.0.0.1:{port}")),
         region: String::from("eu-1"),
         bucket: bucket.to_owned(),

@@ -26,7 +26,7 @@ use crate::output::page::{Page, Style};
 
 /// What `--output json` prints.
 #[derive(Serialize)]
-struct Told<'a> {
+struct DrillJson<'a> {
     cluster: &'a str,
     passed: bool,
     scenarios: Vec<&'a Verdict>,
@@ -263,7 +263,7 @@ fn conclude(cluster: &str, runs: &[(Verdict, Record)], options: &cli::Drill) -> 
         output::talk(&format!("the report is in {}\n", path.display()));
     }
     match options.output.format {
-        Format::Json => output::print_json(&Told { cluster, passed, scenarios: verdicts })?,
+        Format::Json => output::print_json(&DrillJson { cluster, passed, scenarios: verdicts })?,
         Format::Text => output::print(&format!("{}\n", report::tally(verdicts.into_iter())))?,
     }
     Ok(if passed { Exit::Done } else { Exit::Drill })

@@ -13,7 +13,7 @@ use crate::load;
 use crate::output;
 
 #[derive(Serialize)]
-struct Told<'a> {
+struct HistoryJson<'a> {
     cluster: &'a str,
     steps: &'a [Entry],
 }
@@ -34,7 +34,7 @@ pub fn run(context: &Context, options: cli::History) -> Result<Exit, Error> {
     let first = options.last.map_or(0, |last| steps.len().saturating_sub(last));
     let steps = &steps[first..];
     match options.output.format {
-        Format::Json => output::print_json(&Told { cluster: name, steps })?,
+        Format::Json => output::print_json(&HistoryJson { cluster: name, steps })?,
         Format::Text if steps.is_empty() => output::talk(&format!("cluster {name} has no recorded steps\n")),
         Format::Text => output::show(&output::history::page(steps))?,
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
-use quorate_control::key::Place;
+use quorate_control::key::KeySource;
 use quorate_core::text::plural;
 use serde::Serialize;
 
@@ -28,8 +28,8 @@ struct Shown {
 pub fn show(context: &Context, options: cli::KeyShow) -> Result<Exit, Error> {
     let keys = context.home.keys();
     let from = match keys.place()? {
-        Place::File(path) => path.display().to_string(),
-        Place::Command(command) => command.clone(),
+        KeySource::File(path) => path.display().to_string(),
+        KeySource::Command(command) => command.clone(),
     };
     let ring = keys.ring()?;
     let public: Vec<String> = ring.map(|ring| ring.recipients().to_vec()).unwrap_or_default();
@@ -87,7 +87,7 @@ pub async fn rotate(context: &Context, options: cli::KeyRotate) -> Result<Exit, 
         )),
         _ => rotation.end()?,
     }
-    if let Place::File(path) = keys.place()? {
+    if let KeySource::File(path) = keys.place()? {
         output::talk(&format!(
             "back up {} separately from the ledgers; the old key decrypts only older copies\n",
             path.display()

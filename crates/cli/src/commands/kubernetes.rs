@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-use quorate_control::kinds::etcd::kubernetes::push::{self, Delivered, Delivery, Way};
+use quorate_control::kinds::etcd::kubernetes::push::{self, Delivered, Delivery, Remote};
 use quorate_control::kinds::etcd::kubernetes::{self, Clusters, KubernetesError, Wish, Written};
 use serde::Serialize;
 
@@ -104,7 +104,7 @@ fn deliver(context: &Context, options: KubernetesPush) -> Result<Exit, Error> {
     let mut known = BTreeSet::new();
     let hosts: Vec<&String> = options.to.iter().filter(|host| known.insert(host.as_str())).collect();
     let mut written = write(context, &options.files)?;
-    let way = Way { ssh: options.ssh, sudo: options.sudo, directory: options.files.dir.clone() };
+    let way = Remote { ssh: options.ssh, sudo: options.sudo, directory: options.files.dir.clone() };
     let text = matches!(options.files.output.format, Format::Text);
     let mut deliveries = Vec::new();
     for host in hosts {

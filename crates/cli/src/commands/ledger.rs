@@ -11,7 +11,7 @@ use quorate_backup::Trust;
 use quorate_control::backup::open_store;
 use quorate_control::backup::signing::{fingerprint_of, trust_of};
 use quorate_control::kinds::etcd::backup::{catalog_of, ledger_beside};
-use quorate_control::ledger::{Exported, Held, OpenWith, SealFor, Store, export as seal, import as unseal};
+use quorate_control::ledger::{Exported, LedgerLock, OpenWith, SealFor, Store, export as seal, import as unseal};
 use quorate_control::run::history::History;
 use quorate_control::verbs::restore::refuse_unchecked;
 use quorate_core::Secret;
@@ -150,7 +150,7 @@ fn replace(store: Store, existing: Ledger, imported: Ledger, meant: bool) -> Res
     if !meant {
         may_replace(&existing, &imported)?;
     }
-    let held = Held::take(store, existing, "quorate ledger import", Timestamp::now())?;
+    let held = LedgerLock::take(store, existing, "quorate ledger import", Timestamp::now())?;
     held.write(Timestamp::now(), |ledger| {
         let fence = ledger.fence.max(imported.fence);
         let version = ledger.version.max(imported.version);

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use quorate_agent::api::{LogOf, LogRequest};
-use quorate_control::run::observe::Sight;
+use quorate_control::run::observe::Observer;
 use quorate_core::model::{MachineId, MemberName, Observation, Seen};
 
 use super::Context;
@@ -28,7 +28,7 @@ pub async fn run(context: &Context, options: cli::Logs) -> Result<Exit, Error> {
     let service = if is_proxy { kind.proxy_service() } else { kind.service() };
     let of = if options.agent { LogOf::Agent } else { LogOf::Service(service.to_owned()) };
     let provider = context.home.provider(&ledger);
-    let mut sight = Sight::new(provider.clone());
+    let mut sight = Observer::new(provider.clone());
     let seen = sight.glance(&ledger, None).await?;
     let Some(agent) = sight.agent(&member).filter(|_| answered(&seen, &member)) else {
         let incarnation = ledger.members.get(&member).map_or(1, |record| record.incarnation.max(1));

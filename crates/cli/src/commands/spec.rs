@@ -53,7 +53,7 @@ pub fn validate(options: cli::Validate) -> Result<Exit, Error> {
     match options.output.format {
         Format::Json => output::print_json(&Verdict { file: &checked.file, valid, problems: &checked.problems })?,
         Format::Text => {
-            let mut page = output::problems::page(&checked.problems, &checked.text, 1);
+            let mut page = output::problems::page(&checked.problems, &checked.text, 1, output::terminal::of_stdout());
             let warnings = checked.problems.len() - errors;
             let verdict = if valid { (Style::Green, "valid") } else { (Style::Red, "not valid") };
             let counts = format!(": {}, {}", plural(errors, "error"), plural(warnings, "warning"));

@@ -34,7 +34,7 @@ pub async fn run(context: &Context, options: cli::Status) -> Result<Exit, Error>
     Ok(worst)
 }
 
-/// Redraws the page repeatedly, from the first line of the screen.
+/// Redraws the page repeatedly, from the first line of the screen. Ctrl-C is how it ends, and nothing to report.
 async fn watch(context: &Context, options: &cli::Status) -> Result<Exit, Error> {
     if !io::stdout().is_terminal() {
         return Err(Error::refused("--watch needs a terminal", "leave it out, or use --output json in a loop"));
@@ -44,14 +44,14 @@ async fn watch(context: &Context, options: &cli::Status) -> Result<Exit, Error> 
     loop {
         let shown = tokio::select! {
             shown = frame(context, options) => shown?,
-            stopped = &mut stopped => return Err(stopped),
+            stopped = &mut stopped => return Ok(stopped.exit()),
         };
         let lines = shown.render(terminal::of_stdout()).replace('\n', "\x1b[K\n");
         output::print_exactly(&format!("{clear}\x1b[H{lines}\x1b[J"))?;
         clear = "";
         tokio::select! {
             () = tokio::time::sleep(BETWEEN) => {}
-            stopped = &mut stopped => return Err(stopped),
+            stopped = &mut stopped => return Ok(stopped.exit()),
         }
     }
 }

@@ -85,14 +85,13 @@ fn run(plan: &Plan, at: usize) -> usize {
 
 fn deed(plan: &Plan, at: usize, for_each: bool) -> Deed<'_> {
     let step = &plan.steps[at];
-    let why = step.why.to_string();
     let strength = plan.strengths.get(at).copied().flatten();
     match step.action.about().filter(|_| for_each) {
-        None => Deed { step, action: plan.action(at), why, strength },
+        None => Deed { step, action: plan.action(at), why: plan.why(at), strength },
         Some(member) => {
             // Only texts that become equal are grouped, so a name that is also a word of the sentence does no harm.
             let each = |text: String| rename(&text, member.as_str(), "each");
-            let (action, why) = (each(step.action.to_string()), each(why));
+            let (action, why) = (each(step.action.to_string()), each(step.why.to_string()));
             Deed { step, action, why, strength }
         }
     }
@@ -115,6 +114,10 @@ mod tests {
 
     fn enrol(member: &str) -> Action {
         Action::Enrol { member: member.into() }
+    }
+
+    fn push(member: &str) -> Action {
+        Action::PushConfig { member: member.into(), generation: 1 }
     }
 
     fn start(member: &str) -> Action {
@@ -156,11 +159,19 @@ mod tests {
             (Action::StopEtcd { member: "etcd-2".into() }, "etcd-2 gets another machine"),
             (enrol("etcd-1"), "new"),
             (enrol("etcd-2"), "new"),
+            (push("etcd-2"), "etcd-2 has no configuration yet"),
         ]);
         let machine = |incarnation| Some(MachineId::new(&"etcd-2".into(), incarnation));
-        plan.machines = vec![machine(1), None, machine(2)];
-        assert_eq!(shown(&plan), ["1 : stop etcd on etcd-2.1", "2-3 etcd-1, etcd-2.2: enrol the agent of each"]);
-        assert_eq!(groups(&plan)[0].deeds[0].why, "etcd-2 gets another machine", "the member");
+        plan.machines = vec![machine(1), None, machine(2), machine(2)];
+        let expected = [
+            "1 : stop etcd on etcd-2.1",
+            "2-3 etcd-1, etcd-2.2: enrol the agent of each",
+            "4 : update the configuration of etcd-2.2",
+        ];
+        assert_eq!(shown(&plan), expected);
+        let groups = groups(&plan);
+        assert_eq!(groups[0].deeds[0].why, "etcd-2 gets another machine", "the member");
+        assert_eq!(groups[2].deeds[0].why, "etcd-2.2 has no configuration yet");
     }
 
     #[test]

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::group::{self, Deed};
 use super::page::{Page, Style};
-use quorate_core::text::plural;
+use quorate_core::text::{plural, rename};
 
 /// The level of detail for each step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -138,21 +138,36 @@ fn explained(strength: Option<&Strength>) -> String {
     format!("{} (quorum {quorum}), {tolerates}", healthy_of(*healthy, *voters))
 }
 
-/// Refusals, with their rule and remedy. Consecutive refusals that share both have them printed once, below the last
-/// one.
+/// Refusals, with their rule and remedy. One that is the same for several members is printed once. Consecutive refusals that share rule
+/// and remedy have them printed once, below the last one.
 pub fn blocked(cluster: &str, refusals: &[UnsafeBecause]) -> Page {
     let mut page = Page::new();
     let way_on = |because: &UnsafeBecause| (because.rule().to_string(), remedy(cluster, because));
-    for (index, because) in refusals.iter().enumerate() {
-        page.line(4, [(Style::Red, "  blocked: "), (Style::Plain, because.to_string().as_str())]);
+    let same =
+        |one: &UnsafeBecause, other: &UnsafeBecause| of_each(one).is_some_and(|text| of_each(other) == Some(text));
+    let groups: Vec<&[UnsafeBecause]> = refusals.chunk_by(same).collect();
+    for (index, group) in groups.iter().enumerate() {
+        let [because, ..] = group else { continue };
+        let members: Vec<String> = group.iter().filter_map(|one| Some(one.member()?.to_string())).collect();
+        let text = match of_each(because).filter(|_| group.len() > 1) {
+            Some((text, _)) => format!("for {}: {text}", members.join(", ")),
+            None => because.to_string(),
+        };
+        page.line(4, [(Style::Red, "  blocked: "), (Style::Plain, text.as_str())]);
         let (rule, remedy) = way_on(because);
-        if refusals.get(index + 1).is_some_and(|next| way_on(next) == (rule.clone(), remedy.clone())) {
+        if groups.get(index + 1).is_some_and(|next| way_on(&next[0]) == (rule.clone(), remedy.clone())) {
             continue;
         }
         page.line(12, [(Style::Plain, format!("    rule:   {rule}").as_str())]);
         page.line(12, [(Style::Plain, "    remedy: "), (Style::Bold, remedy.as_str())]);
     }
     page
+}
+
+/// A refusal in words that fit other members too, and its remedy. A remedy that names the member fits no other one.
+fn of_each(because: &UnsafeBecause) -> Option<(String, String)> {
+    let member = because.member()?;
+    Some((rename(&because.to_string(), member.as_str(), "each"), because.remedy()))
 }
 
 /// The remedy, with commands that can be typed as they are.
@@ -199,12 +214,12 @@ struct BlockedJson {
 
 /// One cluster's plan, for scripts.
 pub fn json(cluster: &str, plan: &Plan) -> PlanJson {
-    let step = |(index, (Step { action, why, .. }, strength)): (usize, (&Step, &Option<Strength>))| StepJson {
+    let step = |(index, (Step { action, .. }, strength)): (usize, (&Step, &Option<Strength>))| StepJson {
         number: index + 1,
         kind: action.kind(),
         member: action.member().map(ToString::to_string),
         action: plan.action(index),
-        because: why.to_string(),
+        because: plan.why(index),
         strength: *strength,
     };
     let waiting =
@@ -322,9 +337,16 @@ cluster demo: 2 steps
             found: String::from("finds 3.5.30"),
             remedy: String::from("install it"),
         };
-        let text = blocked("demo", &[wrong("etcd-1"), wrong("etcd-2"), silent("etcd-3")]).render(Look::default());
+        let other = UnsafeBecause::Outage { member: "etcd-1".into(), voters: 1 };
+        let refusals = [wrong("etcd-1"), wrong("etcd-2"), silent("etcd-3"), silent("etcd-1"), other];
+        let text = blocked("demo", &refusals).render(Look::default());
         let starts: Vec<&str> = text.lines().filter_map(|line| line.split(':').next()).map(str::trim).collect();
-        assert_eq!(starts, ["blocked", "blocked", "rule", "remedy", "blocked", "rule", "remedy"]);
+        let one = ["blocked", "rule", "remedy"];
+        assert_eq!(starts, [one, one, one, one].concat());
+        assert!(
+            text.starts_with("  blocked: for etcd-1, etcd-2: each needs etcd 3.6.16, but finds 3.5.30\n"),
+            "{text}"
+        );
         assert!(text.contains("`quorate logs demo etcd-3`") && !text.contains("NAME"), "{text}");
     }
 

@@ -2,17 +2,17 @@
 
 use quorate_core::spec::{Problem, Severity};
 
-use super::page::{Page, Style};
+use super::page::{Look, Page, Style};
 use quorate_core::text::plural;
 
 /// How many problems are printed. Anyone with more of them fixes these first.
 pub const MOST: usize = 50;
 
-/// The first problems, with `between` blank lines after each, and how many more there are.
-pub fn page(problems: &[Problem], text: &str, between: usize) -> Page {
+/// The first problems, with `between` blank lines after each, and how many more there are. Lines of the file are cut to fit the look.
+pub fn page(problems: &[Problem], text: &str, between: usize, look: Look) -> Page {
     let mut page = Page::new();
     for problem in problems.iter().take(MOST) {
-        one(&mut page, problem, text);
+        one(&mut page, problem, text, look);
         (0..between).for_each(|_| page.blank());
     }
     match problems.len().saturating_sub(MOST) {
@@ -22,9 +22,12 @@ pub fn page(problems: &[Problem], text: &str, between: usize) -> Page {
     page
 }
 
-fn one(page: &mut Page, problem: &Problem, text: &str) {
+fn one(page: &mut Page, problem: &Problem, text: &str, look: Look) {
     let Problem { file, span, severity, .. } = problem;
-    let rendered = problem.render(text);
+    let rendered = match look.width {
+        Some(columns) => problem.render_within(text, columns),
+        None => problem.render(text),
+    };
     let mut lines = rendered.lines();
     let (place, word) = (format!("{file}:{}:{}: ", span.line, span.column), format!("{severity}:"));
     let style = match severity {
@@ -46,12 +49,12 @@ fn one(page: &mut Page, problem: &Problem, text: &str) {
 mod tests {
     use quorate_core::spec::{Document, HostFacts};
 
-    use super::super::page::Look;
     use super::*;
 
     fn shown(text: &str, width: Option<usize>) -> String {
         let problems = Document::parse("c.yaml", text).unwrap().spec(&HostFacts::default()).problems;
-        page(&problems, text, 0).render(Look { width, colour: false })
+        let look = Look { width, colour: false };
+        page(&problems, text, 0, look).render(look)
     }
 
     #[test]
@@ -74,5 +77,19 @@ c.yaml:5:20: error: `5` has no unit; expected a duration
     |                    ^
 ";
         assert_eq!(shown(text, Some(60)), expected);
+    }
+
+    #[test]
+    fn a_line_of_the_file_is_cut_to_the_width_around_its_mark() {
+        let text = format!(
+            "quorate: 1\nclusters:\n  - {{name: c, members: [{{name: a}}], initial_token: {}, adress: b}}\n",
+            "t".repeat(30)
+        );
+        let shown = shown(&text, Some(60));
+        let lines: Vec<&str> = shown.lines().collect();
+        assert!(lines.iter().all(|line| line.chars().count() <= 60), "{shown}");
+        let at = lines.iter().position(|line| line.contains('^')).expect("a mark");
+        let marked = lines[at].chars().zip(lines[at - 1].chars()).filter(|(mark, _)| *mark == '^').map(|(_, c)| c);
+        assert_eq!(marked.collect::<String>(), "adress", "{shown}");
     }
 }

@@ -2,7 +2,7 @@
 //! written when a step begins and when it ends. It never delays the run.
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::convert::Infallible;
 use std::fmt::Write;
 use std::io::IsTerminal;
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use quorate_control::{Agreed, Answer, ControlError, Event, Reporter};
 use quorate_core::model::{MemberName, Observation};
-use quorate_core::planner::{Decision, Effect, Step, WaitingFor};
+use quorate_core::planner::{Decision, Effect, Plan, Step, WaitingFor};
 
 use super::page::{Page, Style};
 use super::plan::style_of;
@@ -40,9 +40,32 @@ struct State {
     told: HashSet<String>,
     /// Steps done, and how many were planned.
     done: usize,
-    planned: Option<usize>,
+    planned: Option<Planned>,
+    /// The last failure of each step, which is not repeated.
+    failures: HashMap<String, String>,
     lines_drawn: usize,
     drawn_at: Option<Instant>,
+}
+
+/// A plan that was shown, so that its steps are counted and named as there.
+#[derive(Clone, Debug, Default)]
+pub struct Planned {
+    steps: usize,
+    /// The steps that the plan names by another machine than the member's only one: by their own words, in the plan's order.
+    names: HashMap<String, VecDeque<String>>,
+}
+
+impl Planned {
+    pub fn new(plan: &Plan) -> Self {
+        let mut names: HashMap<String, VecDeque<String>> = HashMap::new();
+        for (at, step) in plan.steps.iter().enumerate() {
+            let (own, shown) = (step.action.to_string(), plan.action(at));
+            if own != shown {
+                names.entry(own).or_default().push_back(shown);
+            }
+        }
+        Planned { steps: plan.steps.len(), names }
+    }
 }
 
 struct Row {
@@ -55,7 +78,7 @@ impl Progress {
     pub fn new<'a>(
         cluster: &str,
         members: impl Iterator<Item = &'a str>,
-        planned: Option<usize>,
+        planned: Option<Planned>,
         agreed: Option<BTreeSet<String>>,
     ) -> Self {
         let row = |name: &str| (MemberName::from(name), Row { stage: "", arrived: None });
@@ -67,6 +90,7 @@ impl Progress {
             told: HashSet::new(),
             done: 0,
             planned,
+            failures: HashMap::new(),
             lines_drawn: 0,
             drawn_at: None,
         };
@@ -159,14 +183,18 @@ impl Reporter for Progress {
             }
             Event::Done(step) => {
                 self.state.borrow_mut().done(step);
-                let number = self.state.borrow().number();
+                let (number, subject) = (self.state.borrow().number(), self.subject(step));
+                let name = self.state.borrow_mut().take_name(step);
                 match self.terminal {
-                    true => self.styled(&format!("{number}  "), style_of(step), &step.action.to_string()),
-                    false => self.line(&format!("{} … done ({})", self.subject(step), number.trim())),
+                    true => self.styled(&format!("{number}  "), style_of(step), &name),
+                    false => self.line(&format!("{subject} … done ({})", number.trim())),
                 }
             }
             Event::Failed(step, error) => {
-                self.line(&format!("{} … failed: {}", self.subject(step), why_failed(error)));
+                let (subject, why) = (self.subject(step), why_failed(error));
+                if self.state.borrow_mut().is_new_failure(&subject, &why) {
+                    self.line(&format!("{subject} … failed: {why}"));
+                }
             }
         }
         self.redraw();
@@ -211,9 +239,10 @@ impl Progress {
     }
 
     fn subject(&self, step: &Step) -> String {
+        let state = self.state.borrow();
         match step.action.member() {
-            Some(member) => format!("{member}: {}", step.action),
-            None => format!("{}: {}", self.state.borrow().cluster, step.action),
+            Some(member) => format!("{member}: {}", state.name(step)),
+            None => format!("{}: {}", state.cluster, state.name(step)),
         }
     }
 }
@@ -249,8 +278,8 @@ impl State {
 
     /// " 3 of 22", so that the steps line up; more than were planned are only counted.
     fn number(&self) -> String {
-        match self.planned.filter(|planned| self.done <= *planned) {
-            Some(planned) => format!("{:>width$} of {planned}", self.done, width = planned.to_string().len()),
+        match self.planned.as_ref().map(|planned| planned.steps).filter(|steps| self.done <= *steps) {
+            Some(steps) => format!("{:>width$} of {steps}", self.done, width = steps.to_string().len()),
             None => format!("{:>2}", self.done),
         }
     }
@@ -262,6 +291,28 @@ impl State {
         }
     }
 
+    /// What the plan says of the step.
+    fn name(&self, step: &Step) -> String {
+        let own = step.action.to_string();
+        let planned = self.planned.as_ref().and_then(|planned| planned.names.get(&own)?.front());
+        planned.cloned().unwrap_or(own)
+    }
+
+    /// The same, of a step that is done: the next one with the same words may be about the member's other machine.
+    fn take_name(&mut self, step: &Step) -> String {
+        let name = self.name(step);
+        let names = self.planned.as_mut().and_then(|planned| planned.names.get_mut(&step.action.to_string()));
+        if let Some(names) = names {
+            names.pop_front();
+        }
+        name
+    }
+
+    /// A step is tried several times; the same reason is printed once.
+    fn is_new_failure(&mut self, subject: &str, why: &str) -> bool {
+        self.failures.insert(subject.to_owned(), why.to_owned()).as_deref() != Some(why)
+    }
+
     fn enter(&mut self, step: &Step, stage: Option<&'static str>) {
         let row = step.action.member().and_then(|m| self.members.get_mut(m));
         match (row, stage) {
@@ -270,7 +321,7 @@ impl State {
                 let arrived = matches!(stage, "stopped" | "gone");
                 row.arrived = arrived.then(|| self.started.elapsed());
             }
-            _ => self.note = step.action.to_string(),
+            _ => self.note = self.name(step),
         }
     }
 
@@ -312,6 +363,7 @@ fn why_failed(error: &ControlError) -> String {
 
 #[cfg(test)]
 mod tests {
+    use quorate_core::model::MachineId;
     use quorate_core::planner::{Action, Precondition, Reason, WaitingFor};
 
     use super::*;
@@ -322,7 +374,8 @@ mod tests {
 
     #[test]
     fn each_member_shows_its_stage_and_the_cluster_its_own() {
-        let progress = Progress::new("demo", ["etcd-1", "etcd-2"].into_iter(), Some(2), None);
+        let two = Planned { steps: 2, ..Planned::default() };
+        let progress = Progress::new("demo", ["etcd-1", "etcd-2"].into_iter(), Some(two), None);
         let mut state = progress.state.borrow_mut();
         state.begins(&step(Action::Enrol { member: "etcd-1".into() }));
         state.done(&step(Action::StartEtcd { member: "etcd-2".into(), bootstrap: None }));
@@ -336,6 +389,22 @@ mod tests {
         assert_eq!(state.clear(), "");
         state.lines_drawn = 3;
         assert_eq!(state.clear(), "\x1b[3A\x1b[J");
+    }
+
+    #[test]
+    fn steps_are_named_as_in_the_plan_and_a_failure_is_printed_once() {
+        let push = || step(Action::PushConfig { member: "etcd-2".into(), generation: 1 });
+        let machine = |incarnation| Some(MachineId::new(&"etcd-2".into(), incarnation));
+        let steps = vec![push(), push(), step(Action::Enrol { member: "etcd-1".into() })];
+        let plan = Plan { steps, machines: vec![machine(1), machine(2), None], ..Plan::default() };
+        let progress = Progress::new("demo", ["etcd-2"].into_iter(), Some(Planned::new(&plan)), None);
+        assert_eq!(progress.subject(&push()), "etcd-2: update the configuration of etcd-2.1");
+        let mut state = progress.state.borrow_mut();
+        let names: Vec<String> = (0..3).map(|_| state.take_name(&push())).collect();
+        assert_eq!(names, ["2.1", "2.2", "2"].map(|end| format!("update the configuration of etcd-{end}")));
+        let failures = ["port taken", "port taken", "disk full", "port taken"];
+        assert_eq!(failures.map(|why| state.is_new_failure("etcd-1", why)), [true, false, true, true]);
+        assert!(state.is_new_failure("etcd-2", "port taken"));
     }
 
     #[test]

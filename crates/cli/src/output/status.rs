@@ -219,8 +219,11 @@ fn leaves(member: &MemberStatus) -> String {
 
 fn pending(page: &mut Page, status: &Status) {
     if status.pending.steps > 0 {
-        let steps = plural(status.pending.steps, "step");
-        page.plain(2, &format!("{steps} to take: `quorate plan {}` shows what `apply` would do", status.cluster));
+        // These are only the next ones; how many follow from them, a plan knows.
+        page.plain(
+            2,
+            &format!("there are steps to take: `quorate plan {}` shows what `apply` would do", status.cluster),
+        );
     }
     // The members' lines are not repeated.
     let said = |waiting: &&String| {
@@ -316,7 +319,7 @@ etcd-2 is off: its machine does not run
 alarm NOSPACE on etcd-1
   remedy: raise `etcd.quota` and apply, or delete keys; compact with `etcdctl compact REVISION` and run `etcdctl defrag` for each \
 member; then `etcdctl alarm disarm`, as etcd does not lift the alarm by itself
-1 step to take: `quorate plan demo` shows what `apply` would do
+there are steps to take: `quorate plan demo` shows what `apply` would do
 down: 1 of 2 voters are healthy, quorum is 2
 ";
         assert_eq!(full(&status()), expected);

@@ -7,7 +7,7 @@ use std::process::{Command, Output, Stdio};
 
 use jiff::{SignedDuration, Timestamp};
 use quorate_control::Home;
-use quorate_control::ledger::Held;
+use quorate_control::ledger::LedgerLock;
 use quorate_control::verbs::consent;
 use quorate_core::kinds::etcd::spec::ClientAuth;
 use quorate_core::kinds::etcd::versions;
@@ -280,7 +280,7 @@ fn open_requests_are_listed_and_withdrawn_unless_they_have_begun_or_somebody_is_
     assert_eq!((&json[0]["request"], &json[0]["begun"]), (&Value::from("destroy"), &Value::from(true)));
 
     // This test is the controller that is at work.
-    let held = Held::take(store, ledger, "a test", Timestamp::now()).unwrap();
+    let held = LedgerLock::take(store, ledger, "a test", Timestamp::now()).unwrap();
     let refused = operator.run(&["requests", "orders", "--withdraw", "downtime"]);
     assert!(code(&refused) == 7 && err(&refused).contains("holds the lock: a test on"), "{}", err(&refused));
     held.release(|_| {}).unwrap();

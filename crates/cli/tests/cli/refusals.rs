@@ -255,6 +255,8 @@ fn an_address_in_use() {
         let who = format!("{taken}:{port} is already taken by");
         let me = format!("(process {})", std::process::id());
         assert!(told.contains(&who) && told.contains(&me), "{told}");
+        assert_eq!(told.matches("… failed: ").count(), 1, "each attempt failed for the same reason: {told}");
+        assert!(told.contains("hint: free it, or give the member another `address` in the spec"), "{told}");
         assert!(!sandbox.has_machines());
         drop(listener);
     }

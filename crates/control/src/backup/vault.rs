@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use jiff::SignedDuration;
 use quorate_backup::Store;
-use quorate_backup::settings::{Credentials, Patience, Place, S3Place, Settings};
+use quorate_backup::settings::{Credentials, Location, Patience, S3Location, Settings};
 use quorate_core::Secret;
 use quorate_core::spec::{self, BackupSettings, ClusterSpec, Destination, Keep, S3Destination, StoreKeys};
 
@@ -96,15 +96,15 @@ fn settings(backup: &BackupSettings) -> Settings {
     }
 }
 
-fn place(destination: &Destination) -> Result<Place, BackupError> {
+fn place(destination: &Destination) -> Result<Location, BackupError> {
     match destination {
-        Destination::Directory(path) => Ok(Place::Directory(path.clone())),
-        Destination::S3(s3) => s3_place(s3).map(Place::S3),
+        Destination::Directory(path) => Ok(Location::Directory(path.clone())),
+        Destination::S3(s3) => s3_place(s3).map(Location::S3),
     }
 }
 
-pub(crate) fn s3_place(s3: &S3Destination) -> Result<S3Place, BackupError> {
-    Ok(S3Place {
+pub(crate) fn s3_place(s3: &S3Destination) -> Result<S3Location, BackupError> {
+    Ok(S3Location {
         endpoint: s3.endpoint.clone(),
         region: s3.region.clone(),
         bucket: s3.bucket.clone(),

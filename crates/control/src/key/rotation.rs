@@ -15,7 +15,7 @@ use age::x25519::Identity;
 use quorate_core::Secret;
 use rustix::fs::{FlockOperation, flock};
 
-use super::{KeyError, Keys, PUBLIC_KEY, Place, Ring, draft, key_lines, sync_parent};
+use super::{KeyError, KeySource, Keys, PUBLIC_KEY, Ring, draft, key_lines, sync_parent};
 
 /// Begins the comment that says which rotation is not over yet.
 const MARK: &str = "# rotation: from ";
@@ -78,7 +78,7 @@ impl Keys {
     /// Inserts a new key before the current one, unless an unfinished rotation has done so.
     pub fn begin_rotation(&self) -> Result<Rotation<'_>, KeyError> {
         let place = self.place()?.clone();
-        let Place::File(path) = &place else {
+        let KeySource::File(path) = &place else {
             let ring = self.read_again()?.ok_or(KeyError::NotAKey { place })?;
             return Ok(Rotation { keys: self, ring, continues: false, file: None });
         };

@@ -282,6 +282,14 @@ pub(crate) fn unseen(
     }
 }
 
+/// The summary of a cluster that is not bootstrapped yet. If something is refused, `apply` would refuse the same.
+pub(crate) fn unformed(ledger: &Ledger, decision: &Decision) -> String {
+    match decision.blocked.is_empty() {
+        true => format!("not bootstrapped yet: `quorate apply {}` continues", ledger.spec.name),
+        false => String::from("not bootstrapped yet"),
+    }
+}
+
 pub(crate) fn ca_expires(ledger: &Ledger) -> Option<Timestamp> {
     let Authorities { client, control, peer } = &ledger.authorities;
     let peers = peer.iter().flat_map(|plane| &plane.trusted);

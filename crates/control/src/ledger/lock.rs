@@ -23,7 +23,7 @@ const GLANCE: Duration = Duration::from_millis(200);
 
 /// The ledger of the controller that holds its lock. Many readers may use it while one renews the lease.
 #[derive(Debug)]
-pub struct Held {
+pub struct LedgerLock {
     store: Store,
     fence: u64,
     ledger: Mutex<Arc<Ledger>>,
@@ -31,7 +31,7 @@ pub struct Held {
     renewed: Mutex<Instant>,
 }
 
-impl Held {
+impl LedgerLock {
     /// Takes the lock, unless a live controller holds it. Its number is the next one, and is not in use until it is announced.
     pub fn take(store: Store, mut ledger: Ledger, holder: &str, now: Timestamp) -> Result<Self, LedgerError> {
         if let Some(lock) = &ledger.lock
@@ -55,7 +55,7 @@ impl Held {
         store.expect_newest(ledger.version)?;
         store.write(&mut ledger)?;
         store.seal_older(ledger.version)?;
-        Ok(Held { store, fence, ledger: Mutex::new(Arc::new(ledger)), renewed: Mutex::new(Instant::now()) })
+        Ok(LedgerLock { store, fence, ledger: Mutex::new(Arc::new(ledger)), renewed: Mutex::new(Instant::now()) })
     }
 
     /// The ledger as it was last written.

@@ -23,7 +23,7 @@ use quorate_pki::SigningKey;
 
 pub use error::LedgerError;
 pub use export::{ExportError, Exported, OpenWith, SealFor, export, import};
-pub use lock::{Held, LEASE, is_alive_here, seems_held};
+pub use lock::{LEASE, LedgerLock, is_alive_here, seems_held};
 
 use crate::key::{KeyError, Keys, Ring};
 use lock::Watched;

@@ -23,11 +23,11 @@ use tokio::time::Instant;
 use crate::brought::BroughtFiles;
 use crate::home::Home;
 use crate::kinds::postgres::passwords;
-use crate::ledger::{Held, LedgerError, Store};
+use crate::ledger::{LedgerError, LedgerLock, Store};
 use crate::run::error::ControlError;
 use crate::run::event::{Agreed, Event, Reporter};
 use crate::run::history::{History, Recorder};
-use crate::run::observe::Sight;
+use crate::run::observe::Observer;
 use quorate_agent::process;
 
 /// More rounds than any run needs; one that has not converged by then never would.
@@ -55,8 +55,8 @@ pub struct Outcome {
 
 pub struct Controller {
     pub(crate) home: Home,
-    pub(crate) held: Rc<Held>,
-    pub(crate) sight: Sight,
+    pub(crate) held: Rc<LedgerLock>,
+    pub(crate) sight: Observer,
     pub(crate) brought: BroughtFiles,
     history: History,
     verb: String,
@@ -81,8 +81,8 @@ impl Controller {
         begin_run(&mut ledger, spec, Timestamp::now());
         change(&mut ledger);
         let holder = format!("quorate {verb}, by {}", process::user_name());
-        let held = Rc::new(Held::take(store, ledger, &holder, Timestamp::now())?);
-        let sight = Sight::new(home.provider(&held.ledger()));
+        let held = Rc::new(LedgerLock::take(store, ledger, &holder, Timestamp::now())?);
+        let sight = Observer::new(home.provider(&held.ledger()));
         let history = History::new(home.history(spec.name.as_str()));
         Ok(Controller {
             home: home.clone(),
@@ -362,7 +362,7 @@ pub async fn plan(
     begin_run(&mut ledger, spec, Timestamp::now());
     change(&mut ledger);
     let provider = home.observer(&ledger);
-    let seen = Sight::new(provider.clone()).look(&ledger, None).await?;
+    let seen = Observer::new(provider.clone()).look(&ledger, None).await?;
     ledger.fence = latest_fence(&store, &ledger)?;
     let fingerprints = brought.fingerprints(home, &ledger);
     let wish = Wish { spec, brought: &fingerprints, arch: arch() };

@@ -11,9 +11,9 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use jiff::Timestamp;
-use quorate_core::model::{Consent, Ledger, Power};
+use quorate_core::model::{Consent, Ledger, MachineId, MemberName, Power};
 use quorate_core::planner::Step;
-use quorate_core::text::cut;
+use quorate_core::text::{cut, rename};
 use serde::{Deserialize, Serialize};
 
 use crate::ledger::LedgerError;
@@ -240,6 +240,8 @@ pub struct Recorder {
     count: Cell<u64>,
     /// Steps that were begun, with their numbers.
     open: RefCell<Vec<(Step, u64)>>,
+    /// Members that had several machines when they were observed last: the one that steps mean.
+    meant: RefCell<BTreeMap<MemberName, MachineId>>,
 }
 
 impl Recorder {
@@ -263,9 +265,11 @@ impl Recorder {
             verb: verb.to_owned(),
             fence,
             count: Cell::new(0),
-            open: RefCell::new(Vec::new()),
+            open: RefCell::default(),
+            meant: RefCell::default(),
         };
-        for Word { kind, member, action, because } in before.map(|before| words(before, after)).unwrap_or_default() {
+        for Requested { kind, member, action, because } in before.map(|before| words(before, after)).unwrap_or_default()
+        {
             let number = recorder.begins(kind, member, action, because);
             recorder.write(number, What::Done);
         }
@@ -298,6 +302,15 @@ impl Recorder {
         number
     }
 
+    /// The step in words. A member that has two machines is named by the one that is meant, as in the plan.
+    fn named(&self, step: &Step) -> String {
+        let (text, meant) = (step.action.to_string(), self.meant.borrow());
+        match step.action.about().and_then(|member| Some((member, meant.get(member)?))) {
+            Some((member, machine)) => rename(&text, member.as_str(), &machine.to_string()),
+            None => text,
+        }
+    }
+
     fn end(&self, step: &Step, what: What) {
         let place = self.open.borrow().iter().position(|(open, _)| open == step);
         if let Some(place) = place {
@@ -323,10 +336,11 @@ struct Recording<'a> {
 impl Reporter for Recording<'_> {
     fn report(&self, event: Event<'_>) {
         match &event {
-            Event::Looked { .. } => {}
+            Event::Looked { seen, .. } => *self.recorder.meant.borrow_mut() = seen.successors(),
             Event::Begins(step) => {
                 let (action, member) = (&step.action, step.action.about().map(ToString::to_string));
-                let number = self.recorder.begins(action.kind(), member, action.to_string(), step.why.to_string());
+                let text = self.recorder.named(step);
+                let number = self.recorder.begins(action.kind(), member, text, step.why.to_string());
                 self.recorder.open.borrow_mut().push((Step::clone(step), number));
             }
             Event::Done(step) => self.recorder.end(step, What::Done),
@@ -348,7 +362,7 @@ impl Reporter for Recording<'_> {
 }
 
 /// Input of the operator that is in the ledger from then on.
-struct Word {
+struct Requested {
     kind: &'static str,
     member: Option<String>,
     action: String,
@@ -356,10 +370,10 @@ struct Word {
 }
 
 /// What changed in the ledger when a run took it.
-fn words(before: &Ledger, after: &Ledger) -> Vec<Word> {
+fn words(before: &Ledger, after: &Ledger) -> Vec<Requested> {
     let mut words = Vec::new();
     let mut word = |kind, member, action: String, because: &str| {
-        words.push(Word { kind, member, action, because: because.to_owned() });
+        words.push(Requested { kind, member, action, because: because.to_owned() });
     };
     if before.spec != after.spec {
         word("spec", None, String::from("take over a changed spec"), "the operator changed the spec");
@@ -438,7 +452,8 @@ mod tests {
     use quorate_core::kinds::etcd::RecoveryRequest;
     use quorate_core::kinds::etcd::spec::ClientAuth;
     use quorate_core::kinds::etcd::versions;
-    use quorate_core::planner::{Action, Precondition, Reason};
+    use quorate_core::model::{Data, MachineSeen, Observation, Seen};
+    use quorate_core::planner::{Action, Decision, Precondition, Reason};
     use quorate_core::spec::generated;
 
     use super::*;
@@ -490,6 +505,34 @@ mod tests {
         assert!(told[0].ended.is_some() && told[2].ended.is_none());
         assert_eq!(history.entries(Some(7)).unwrap()[2].result, Ending::Running);
         assert_eq!(fs::metadata(&history.path).unwrap().permissions().mode() & 0o777, 0o600);
+    }
+
+    #[test]
+    fn a_member_with_two_machines_is_named_by_the_new_one() {
+        let (_directory, history) = history();
+        let recorder = recorder(&history, 7);
+        let reporter = recorder.through(&Nobody);
+        let machine = |incarnation: u64| -> MachineSeen {
+            serde_json::from_value(serde_json::json!({
+                "cluster_id": "c", "incarnation": incarnation, "power": "on", "headless": false, "address": null
+            }))
+            .unwrap()
+        };
+        let machines = [("etcd-1", 1), ("etcd-2", 2), ("etcd-2.1", 1)];
+        let machines = machines.map(|(name, incarnation)| (MemberName::from(name), machine(incarnation)));
+        let now = Timestamp::now();
+        let fixtures = Seen::At(now, Vec::new());
+        let (machines, agents) = (Seen::At(now, BTreeMap::from(machines)), BTreeMap::new());
+        let seen = Observation { now, machines, agents, fixtures };
+        reporter.report(Event::Looked { seen: &seen, decision: &Decision::default() });
+        let remove = Action::DestroyMachine { member: "etcd-2.1".into(), data: Data::Goes };
+        let remove = Step { action: remove, ..step("etcd-1") };
+        for step in [&step("etcd-1"), &step("etcd-2"), &remove] {
+            reporter.report(Event::Begins(step));
+        }
+        let told = history.entries(None).unwrap();
+        let told: Vec<&str> = told.iter().filter_map(|entry| entry.step.action.rsplit(' ').next()).collect();
+        assert_eq!(told, ["etcd-1", "etcd-2.2", "etcd-2.1"]);
     }
 
     #[test]

@@ -21,7 +21,7 @@ use crate::secrets;
 use quorate_providers::{Dial, Machines, Provider, ProviderError};
 
 /// Observes for a controller. It keeps one connection to each agent between observations.
-pub struct Sight {
+pub struct Observer {
     provider: Rc<dyn Provider>,
     identity: Option<Shown>,
     agents: BTreeMap<MemberName, Contact>,
@@ -76,9 +76,9 @@ fn knows_users<'a>(ledger: &Ledger, seen: &'a Observation) -> Option<&'a MemberN
     }
 }
 
-impl Sight {
+impl Observer {
     pub fn new(provider: Rc<dyn Provider>) -> Self {
-        Sight {
+        Observer {
             provider,
             identity: None,
             agents: BTreeMap::new(),
@@ -474,7 +474,7 @@ mod tests {
     async fn a_long_running_controller_renews_its_certificate() {
         let (home, now) = (tempfile::tempdir().unwrap(), Timestamp::now());
         let (ledger, of_another_ca) = (ledger(now), ledger(now));
-        let mut sight = Sight::new(Home::new(home.path()).provider(&ledger));
+        let mut sight = Observer::new(Home::new(home.path()).provider(&ledger));
         let machines = BTreeMap::from([(MemberName::from("etcd-1"), machine("c", 1))]);
         let mut shown = |hours: i64| {
             let at = now + SignedDuration::from_hours(hours);

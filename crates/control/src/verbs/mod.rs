@@ -25,7 +25,7 @@ use crate::home::Home;
 use crate::kinds::postgres::dcs;
 use crate::ledger::LedgerError;
 use crate::run::error::ControlError;
-use crate::run::observe::Sight;
+use crate::run::observe::Observer;
 
 /// A cluster as the operator wants it, with the files that its spec names.
 #[derive(Debug)]
@@ -85,7 +85,7 @@ fn add(open: &mut Option<Consent>, confirmed: &Option<Consent>) {
 
 /// Observes a cluster without changing anything on it.
 pub async fn observe(home: &Home, ledger: &Ledger) -> Result<Observation, ControlError> {
-    Sight::new(home.provider(ledger)).glance(ledger, None).await
+    Observer::new(home.provider(ledger)).glance(ledger, None).await
 }
 
 /// A deletion that has begun is completed, and nothing else is done meanwhile.

@@ -10,11 +10,11 @@ use crate::kinds::status::Status;
 use crate::kinds::summarize;
 use crate::run::controller::{arch, latest_fence};
 use crate::run::error::ControlError;
-use crate::run::observe::Sight;
+use crate::run::observe::Observer;
 
 /// Observes one cluster, without its lock.
 pub async fn status(home: &Home, ledger: &Ledger, brought: &BroughtFiles) -> Result<Status, ControlError> {
-    let mut sight = Sight::new(home.observer(ledger));
+    let mut sight = Observer::new(home.observer(ledger));
     let seen = sight.glance(ledger, None).await?;
     let store = home.store(ledger.spec.name.as_str());
     let ledger = &Ledger { fence: latest_fence(&store, ledger)?, ..ledger.clone() };

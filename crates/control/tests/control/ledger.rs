@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use quorate_control::Home;
-use quorate_control::ledger::{Exported, Held, LEASE, LedgerError, OpenWith, SealFor, Store, export, import};
+use quorate_control::ledger::{Exported, LEASE, LedgerError, LedgerLock, OpenWith, SealFor, Store, export, import};
 use quorate_core::Secret;
 use quorate_core::kinds::etcd::Record;
 use quorate_core::kinds::etcd::spec::ClientAuth;
@@ -86,18 +86,18 @@ fn old_versions_are_pruned() {
 fn a_living_holder_is_named_and_not_disturbed() {
     let (_directory, store) = store();
     let now = Timestamp::now();
-    let _held = Held::take(store.clone(), ledger(), "quorate apply", now).unwrap();
+    let _held = LedgerLock::take(store.clone(), ledger(), "quorate apply", now).unwrap();
     let current = store.read().unwrap().unwrap();
-    let refused = Held::take(store, current, "quorate up", now).unwrap_err().to_string();
+    let refused = LedgerLock::take(store, current, "quorate up", now).unwrap_err().to_string();
     assert!(refused.contains("holds the lock: quorate apply on"), "{refused}");
     assert!(refused.contains(&format!("process {}", std::process::id())), "{refused}");
     assert!(refused.contains("since"), "{refused}");
 }
 
 /// A controller that took its lock a minute ago and has not renewed it since: it hangs, or its clock is behind.
-fn sleeper(store: &Store) -> Held {
+fn sleeper(store: &Store) -> LedgerLock {
     let then = Timestamp::now() - SignedDuration::from_mins(1);
-    Held::take(store.clone(), ledger(), "quorate apply", then).unwrap()
+    LedgerLock::take(store.clone(), ledger(), "quorate apply", then).unwrap()
 }
 
 /// Nobody renews the lock for as long as a lease lasts.
@@ -112,7 +112,7 @@ async fn a_holder_that_sleeps_past_its_lease_is_taken_over_and_finds_out() {
     let now = Timestamp::now();
     let sleeper = sleeper(&store);
     let current = lapse(&store).await;
-    let taker = Held::take(store, current, "quorate apply", now).unwrap();
+    let taker = LedgerLock::take(store, current, "quorate apply", now).unwrap();
     // Its number was never told, so that the next one may have it; and now it cannot tell it any more.
     assert_eq!(taker.fence(), sleeper.fence());
     assert!(matches!(sleeper.announce(now), Err(LedgerError::Lost { .. })));
@@ -125,14 +125,14 @@ async fn a_holder_that_sleeps_past_its_lease_is_taken_over_and_finds_out() {
 fn an_announced_number_is_never_reused_and_an_unannounced_one_is() {
     let (_directory, store) = store();
     let now = Timestamp::now();
-    let first = Held::take(store.clone(), ledger(), "quorate apply", now).unwrap();
+    let first = LedgerLock::take(store.clone(), ledger(), "quorate apply", now).unwrap();
     first.announce(now).unwrap();
     let last = first.release(|_| {}).unwrap();
-    let second = Held::take(store.clone(), last, "quorate apply", now).unwrap();
+    let second = LedgerLock::take(store.clone(), last, "quorate apply", now).unwrap();
     assert_eq!(second.fence(), 2);
     let untold = second.release(|_| {}).unwrap();
     assert_eq!(untold.fence, 1);
-    assert_eq!(Held::take(store, untold, "quorate apply", now).unwrap().fence(), 2);
+    assert_eq!(LedgerLock::take(store, untold, "quorate apply", now).unwrap().fence(), 2);
 }
 
 #[test]
@@ -142,11 +142,11 @@ fn a_controller_that_steps_back_leaves_the_ledger_unchanged_and_its_number_free(
     let mut before = ledger();
     store.write(&mut before).unwrap();
     let changed = Ledger { etcd: Record { highest_revision: 7, ..before.etcd.clone() }, ..before.clone() };
-    let held = Held::take(store.clone(), changed, "quorate replace", now).unwrap();
+    let held = LedgerLock::take(store.clone(), changed, "quorate replace", now).unwrap();
     let left = held.stand_back(Some(before.clone())).unwrap();
     assert_eq!(Ledger { version: before.version, ..left.clone() }, before);
     // Also if some were given the number before an agent came up that knew a higher one.
-    let held = Held::take(store.clone(), left, "quorate apply", now).unwrap();
+    let held = LedgerLock::take(store.clone(), left, "quorate apply", now).unwrap();
     held.announce(now).unwrap();
     held.write(now, |ledger| ledger.etcd.highest_revision = 7).unwrap();
     let left = held.stand_back(None).unwrap();
@@ -157,10 +157,13 @@ fn a_controller_that_steps_back_leaves_the_ledger_unchanged_and_its_number_free(
 async fn a_live_holder_keeps_its_lock_whatever_another_clock_says() {
     let (_directory, store) = store();
     let now = Timestamp::now();
-    let held = Held::take(store.clone(), ledger(), "quorate apply", now).unwrap();
+    let held = LedgerLock::take(store.clone(), ledger(), "quorate apply", now).unwrap();
     for clock in [now + SignedDuration::from_secs(30), now - SignedDuration::from_hours(1)] {
         let current = store.read().unwrap().unwrap();
-        assert!(matches!(Held::take(store.clone(), current, "quorate up", clock), Err(LedgerError::Locked { .. })));
+        assert!(matches!(
+            LedgerLock::take(store.clone(), current, "quorate up", clock),
+            Err(LedgerError::Locked { .. })
+        ));
         assert!(!store.amend(clock, |ledger| ledger.etcd.highest_revision = 7).unwrap());
     }
     held.confirm(now).unwrap();
@@ -173,7 +176,7 @@ async fn a_removed_ledger_is_not_recreated_and_does_not_overwrite_another_of_its
     let later = Timestamp::now();
     let sleeper = sleeper(&store);
     sleeper.write(later - SignedDuration::from_mins(1), |_| {}).unwrap();
-    let taker = Held::take(store.clone(), lapse(&store).await, "quorate destroy", later).unwrap();
+    let taker = LedgerLock::take(store.clone(), lapse(&store).await, "quorate destroy", later).unwrap();
     taker.forget(later).unwrap();
     assert!(!store.directory().exists());
     assert!(matches!(sleeper.confirm(later), Err(LedgerError::Lost { .. })));
@@ -202,13 +205,13 @@ fn the_draft_of_a_killed_writer_is_swept_away() {
 fn the_lock_of_a_dead_process_is_taken_at_once() {
     let (_directory, store) = store();
     let now = Timestamp::now();
-    let held = Held::take(store.clone(), ledger(), "quorate apply", now).unwrap();
+    let held = LedgerLock::take(store.clone(), ledger(), "quorate apply", now).unwrap();
     held.announce(now).unwrap();
     let mut orphaned = Ledger::clone(&held.ledger());
     // Process ids are below this; the holder is gone as after a kill.
     orphaned.lock.as_mut().unwrap().pid = 4_194_305;
     store.write(&mut orphaned).unwrap();
-    let taker = Held::take(store, orphaned, "quorate apply", now).unwrap();
+    let taker = LedgerLock::take(store, orphaned, "quorate apply", now).unwrap();
     assert_eq!(taker.fence(), 2);
 }
 
@@ -216,11 +219,11 @@ fn the_lock_of_a_dead_process_is_taken_at_once() {
 fn a_lock_that_is_used_does_not_run_out() {
     let (_directory, store) = store();
     let now = Timestamp::now();
-    let held = Held::take(store.clone(), ledger(), "quorate apply", now).unwrap();
+    let held = LedgerLock::take(store.clone(), ledger(), "quorate apply", now).unwrap();
     let later = after_the_lease(now);
     held.confirm(later).unwrap();
     let current = store.read().unwrap().unwrap();
-    assert!(matches!(Held::take(store, current, "quorate up", later), Err(LedgerError::Locked { .. })));
+    assert!(matches!(LedgerLock::take(store, current, "quorate up", later), Err(LedgerError::Locked { .. })));
 }
 
 #[test]
@@ -379,7 +382,7 @@ fn an_export_of_an_older_quorate_without_a_history_is_accepted() {
 fn a_failed_prune_after_a_good_write_is_not_a_lost_lock() {
     let (_directory, store) = store();
     let now = Timestamp::now();
-    let held = Held::take(store.clone(), ledger(), "quorate apply", now).unwrap();
+    let held = LedgerLock::take(store.clone(), ledger(), "quorate apply", now).unwrap();
     // A directory in the place of an old draft cannot be removed as a file.
     std::fs::create_dir(store.directory().join(".1.stuck")).unwrap();
     held.write(now, |l| l.etcd.highest_revision = 7).unwrap();
@@ -394,14 +397,14 @@ fn numbers_that_no_cluster_reaches_are_damage() {
     store.write(&mut far).unwrap();
     let told = store.read().unwrap_err().to_string();
     assert!(told.contains("its fencing number is 18446744073709551615"), "{told}");
-    let taken = Held::take(store, far, "quorate apply", Timestamp::now()).unwrap_err();
+    let taken = LedgerLock::take(store, far, "quorate apply", Timestamp::now()).unwrap_err();
     assert!(matches!(taken, LedgerError::Damaged { .. }), "{taken}");
 }
 
 /// As a clock that was ahead wrote it, or a host that was booted since: nobody knows whether its holder lives.
 fn locked_until(store: &Store, expires: Timestamp, boot_id: &str) -> u64 {
     let known = store.read().unwrap().unwrap_or_else(ledger);
-    let held = Held::take(store.clone(), known, "quorate apply", Timestamp::now()).unwrap();
+    let held = LedgerLock::take(store.clone(), known, "quorate apply", Timestamp::now()).unwrap();
     let mut left = Ledger::clone(&held.ledger());
     let lock = left.lock.as_mut().unwrap();
     (lock.expires, lock.boot_id) = (expires, boot_id.to_owned());
@@ -416,7 +419,7 @@ async fn a_lock_that_nobody_renews_is_free_after_a_lease_whatever_its_clock_said
     let version = locked_until(&store, far, "of another boot");
     let current = store.read().unwrap().unwrap();
     assert!(matches!(
-        Held::take(store.clone(), current, "quorate up", Timestamp::now()),
+        LedgerLock::take(store.clone(), current, "quorate up", Timestamp::now()),
         Err(LedgerError::Locked { .. })
     ));
     let mut told = false;
@@ -439,7 +442,7 @@ async fn a_lock_that_nobody_renews_is_free_after_a_lease_whatever_its_clock_said
 #[tokio::test]
 async fn a_lock_of_a_live_local_process_is_broken_only_after_confirmation() {
     let (_directory, store) = store();
-    let held = Held::take(store.clone(), ledger(), "quorate apply", Timestamp::now()).unwrap();
+    let held = LedgerLock::take(store.clone(), ledger(), "quorate apply", Timestamp::now()).unwrap();
     store.free_lapsed_after(Duration::from_secs(60), |_| panic!("it is known to live")).await.unwrap();
     let lock = held.ledger().lock.clone().unwrap();
     assert_eq!(store.read().unwrap().unwrap().lock.as_ref(), Some(&lock));
@@ -453,10 +456,10 @@ async fn a_lock_of_a_live_local_process_is_broken_only_after_confirmation() {
 fn a_process_of_another_container_does_not_count_as_dead() {
     let (_directory, store) = store();
     let now = Timestamp::now();
-    let held = Held::take(store.clone(), ledger(), "quorate apply", now).unwrap();
+    let held = LedgerLock::take(store.clone(), ledger(), "quorate apply", now).unwrap();
     let mut elsewhere = Ledger::clone(&held.ledger());
     let lock = elsewhere.lock.as_mut().unwrap();
     (lock.pid, lock.pid_namespace) = (4_194_305, String::from("pid:[1]"));
     store.write(&mut elsewhere).unwrap();
-    assert!(matches!(Held::take(store, elsewhere, "quorate apply", now), Err(LedgerError::Locked { .. })));
+    assert!(matches!(LedgerLock::take(store, elsewhere, "quorate apply", now), Err(LedgerError::Locked { .. })));
 }

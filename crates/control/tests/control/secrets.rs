@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use jiff::{SignedDuration, Timestamp};
 use quorate_control::Home;
 use quorate_control::key::KeyError;
-use quorate_control::ledger::{Held, LedgerError, Store};
+use quorate_control::ledger::{LedgerError, LedgerLock, Store};
 use quorate_core::Secret;
 use quorate_core::kinds::etcd::spec::ClientAuth;
 use quorate_core::kinds::etcd::versions;
@@ -120,7 +120,8 @@ fn a_ledger_in_clear_is_encrypted_in_place_with_all_its_versions() {
         in_clear(&store, &Ledger { version, ..old.clone() });
     }
     assert_eq!(store.read().unwrap().unwrap().etcd.auth, old.etcd.auth);
-    let held = Held::take(store.clone(), store.read().unwrap().unwrap(), "quorate apply", Timestamp::now()).unwrap();
+    let held =
+        LedgerLock::take(store.clone(), store.read().unwrap().unwrap(), "quorate apply", Timestamp::now()).unwrap();
     assert_eq!(versions_of(&store).len(), 5, "none is lost");
     assert_opens_nothing(&store, &old);
     assert_eq!(held.ledger().etcd.auth, old.etcd.auth);
@@ -184,7 +185,8 @@ fn a_key_is_exchanged_without_a_moment_at_which_nothing_opens() {
     let rotation = home.keys().begin_rotation().unwrap();
     assert_eq!((rotation.ring().recipients(), rotation.continues), (&begun[..], true), "it is continued");
     assert!(rotation.shared_file(directory.path()).is_none());
-    let held = Held::take(home.store("two"), home.store("two").read().unwrap().unwrap(), "quorate apply", now).unwrap();
+    let held =
+        LedgerLock::take(home.store("two"), home.store("two").read().unwrap().unwrap(), "quorate apply", now).unwrap();
     assert!(home.store("one").seal_again(now).unwrap());
     held.release(|_| {}).unwrap();
     assert!(home.store("two").seal_again(now).unwrap());

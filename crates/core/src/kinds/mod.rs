@@ -13,7 +13,7 @@ use crate::model::{
     NodeConfig, Observation, Opening, ServiceLog,
 };
 use crate::planner::voters::{Voters, healthy_of, quorum};
-use crate::planner::{Action, Decision, Loss, Strength, UnsafeBecause, View, safety};
+use crate::planner::{Action, Decision, Loss, Step, Strength, UnsafeBecause, View, safety};
 use crate::spec::{ClusterSpec, Kind, LogForwarding, MemberSpec};
 
 /// What the ledger records of a member that joined.
@@ -118,6 +118,15 @@ impl Kind {
         match self {
             Kind::Etcd => etcd::desire::node_config(spec, ledger, member, etcd::desire::binary(spec, arch)),
             Kind::Postgres => postgres::desire::node_config(spec, ledger, member, brought),
+        }
+    }
+
+    /// A release of its program that the steps need and that machines cannot download.
+    pub(crate) fn no_download(self, spec: &ClusterSpec, steps: &[Step], seen: &Observation) -> Option<String> {
+        match self {
+            Kind::Etcd => etcd::planner::program::no_download(spec, steps, seen),
+            // PostgreSQL and Patroni are always installed on machines; nothing is downloaded.
+            Kind::Postgres => None,
         }
     }
 

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::{AgentSeen, Build, Facts, FixtureSeen, MemberName, ProgramSeen};
+use super::{AgentSeen, Build, Facts, FixtureSeen, MachineId, MemberName, ProgramSeen};
 use crate::kinds::etcd::EtcdStatus;
 
 /// One observation of something that may not answer.
@@ -49,6 +49,15 @@ impl Observation {
             AgentSeen::Enrolled(facts) => Some(facts),
             AgentSeen::Unenrolled { .. } | AgentSeen::Untrusted(_) | AgentSeen::OtherProtocol(_) => None,
         }
+    }
+
+    /// The machines of those members whose former machine is still there.
+    pub fn successors(&self) -> BTreeMap<MemberName, MachineId> {
+        let Some(machines) = self.machines.get() else { return BTreeMap::new() };
+        let has_former =
+            |member: &MemberName| machines.keys().any(|name| name.is_former() && name.seat() == member.as_str());
+        let successors = machines.iter().filter(|(member, _)| has_former(member));
+        successors.map(|(member, machine)| (member.clone(), MachineId::new(member, machine.incarnation))).collect()
     }
 
     /// The program of a member's agent, if reported.

@@ -115,6 +115,27 @@ impl Plan {
         }
     }
 
+    /// Why a step is taken, for the operator. What a machine has or lacks is said of that machine, by the name that the step has for it.
+    pub fn why(&self, at: usize) -> String {
+        let Step { action, why, .. } = &self.steps[at];
+        let of_its_machine = matches!(
+            action,
+            Action::Enrol { .. }
+                | Action::InstallCertificates { .. }
+                | Action::PushConfig { .. }
+                | Action::JoinEtcd { .. }
+                | Action::StartEtcd { .. }
+                | Action::JoinPostgres { .. }
+                | Action::StartPatroni { .. }
+        );
+        match (self.machines.get(at).and_then(Option::as_ref), action.about()) {
+            (Some(machine), Some(member)) if of_its_machine && !member.is_former() => {
+                rename(&why.to_string(), member.as_str(), &machine.to_string())
+            }
+            _ => why.to_string(),
+        }
+    }
+
     /// The member that a step is about, or its machine if there are several.
     pub fn name(&self, at: usize) -> Option<String> {
         let machine = self.machines.get(at).and_then(Option::as_ref).map(ToString::to_string);

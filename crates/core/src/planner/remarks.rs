@@ -29,6 +29,8 @@ pub enum RemarkKind {
     Agents,
     /// Machines whose provider does not answer.
     Places,
+    /// A release that machines must have already.
+    Programs,
     /// Users whose file has a different password than the one in force.
     Passwords,
 }
@@ -56,6 +58,7 @@ pub fn remarks(spec: &ClusterSpec, steps: &[Step], seen: &Observation, around: &
         remarks.extend(cut_off.map(|text| Remark { kind: RemarkKind::CutOff, text }));
     }
     remarks.extend(versions(spec, steps, seen).map(|text| Remark { kind: RemarkKind::Versions, text }));
+    remarks.extend(spec.kind.no_download(spec, steps, seen).map(|text| Remark { kind: RemarkKind::Programs, text }));
     remarks.extend(older_agents(seen).map(|text| Remark { kind: RemarkKind::Agents, text }));
     remarks.extend(other_passwords(spec, around).map(|text| Remark { kind: RemarkKind::Passwords, text }));
     remarks.extend(out_of_reach(seen).map(|text| Remark { kind: RemarkKind::Places, text }));

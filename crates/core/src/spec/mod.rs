@@ -24,7 +24,7 @@ pub(crate) use problem::nearest;
 pub use problem::{Problem, Severity, Span};
 pub use recipient::Recipient;
 pub use schema::json_schema;
-pub use shape::Places;
+pub use shape::Positions;
 pub use signer::Signer;
 pub use tree::read_plain_yaml;
 pub use types::{
@@ -67,7 +67,7 @@ pub struct Checked {
     /// In the order of the file.
     pub problems: Vec<Problem>,
     /// Where in the file the items of the draft are.
-    pub places: Places,
+    pub places: Positions,
 }
 
 impl Document {
@@ -91,7 +91,7 @@ impl Document {
     /// The spec, if it has no error, and all problems.
     pub fn spec(&self, host: &HostFacts) -> Checked {
         if let Some(problem) = self.other_format() {
-            return Checked { spec: None, draft: None, problems: vec![problem], places: Places::default() };
+            return Checked { spec: None, draft: None, problems: vec![problem], places: Positions::default() };
         }
         let shape::Reading { value, mut problems, left_out, places } = shape::read(self);
         problems.extend(self.findings.iter().map(|finding| from_finding(&self.file, finding)));
@@ -173,6 +173,8 @@ fn may_depend_on(path: &str, left_out: &str) -> bool {
             let independent = within("auth") || within("backup") || (within("etcd") && !within("etcd.quota"));
             in_cluster && !independent && !path.ends_with(".name")
         }
+        // Of a cluster. Machines are named after members.
+        "name" => within("name"),
         // No other setting decides whether a name is fine.
         _ => in_cluster && !path.ends_with(".name"),
     }

@@ -56,6 +56,17 @@ impl Problem {
 
     /// The problem with its line of `text`, the file's content, and a caret below.
     pub fn render(&self, text: &str) -> String {
+        self.with_room(text, LONGEST_LINE)
+    }
+
+    /// The same with at most this many columns: if a terminal wrapped the line, the caret would be elsewhere.
+    pub fn render_within(&self, text: &str, columns: usize) -> String {
+        // The line stands behind two spaces, its number and a bar.
+        let before = self.span.line.to_string().len() + 5;
+        self.with_room(text, columns.saturating_sub(before).clamp(LEAST_LINE, LONGEST_LINE))
+    }
+
+    fn with_room(&self, text: &str, room: usize) -> String {
         // Slow for a problem late in a long file, but much faster than reading the file.
         let Some(source) = text.lines().nth(self.span.line.saturating_sub(1)).filter(|line| !line.trim().is_empty())
         else {
@@ -63,7 +74,7 @@ impl Problem {
         };
         let number = self.span.line.to_string();
         let margin = " ".repeat(number.len());
-        let (source, before) = around(source.trim_end(), self.span.column.saturating_sub(1));
+        let (source, before) = around(source.trim_end(), self.span.column.saturating_sub(1), room);
         // A tab stays a tab, so that the caret stands below what it points at in every terminal.
         let indent: String = source.chars().take(before).map(|c| if c == '\t' { c } else { ' ' }).collect();
         let rest = source.chars().count().saturating_sub(before);
@@ -78,20 +89,22 @@ impl Problem {
 
 /// How much of a line is shown, and how much of a message, both of which may quote whatever a file holds.
 const LONGEST_LINE: usize = 160;
+const LEAST_LINE: usize = 40;
 const LONGEST_MESSAGE: usize = 400;
-/// How much of a long line is shown before the place that is meant.
-const BEFORE: usize = 40;
 
-/// The part of a line around a column, and where the column is in it.
-fn around(line: &str, column: usize) -> (String, usize) {
+/// The part of a line around a column that has room, and where the column is in it. Of a long line a quarter stands before the column.
+fn around(line: &str, column: usize, room: usize) -> (String, usize) {
     let printable = |c: char| if is_unprintable(c) { '\u{fffd}' } else { c };
-    if line.chars().nth(LONGEST_LINE).is_none() {
+    let long = line.chars().count();
+    if long <= room {
         return (line.chars().map(printable).collect(), column);
     }
-    let skipped = column.saturating_sub(BEFORE);
+    // The ellipses need room too.
+    let shown = room.saturating_sub(2);
+    let skipped = column.saturating_sub(room / 4).min(long - shown);
     let (begin, offset) = if skipped == 0 { ("", 0) } else { ("…", 1) };
-    let part: String = line.chars().skip(skipped).take(LONGEST_LINE).map(printable).collect();
-    let end = if line.chars().nth(skipped + LONGEST_LINE).is_some() { "…" } else { "" };
+    let part: String = line.chars().skip(skipped).take(shown).map(printable).collect();
+    let end = if skipped + shown < long { "…" } else { "" };
     (format!("{begin}{part}{end}"), column - skipped + offset)
 }
 

@@ -134,17 +134,17 @@ pub(super) struct Reading {
     /// The paths that were left out, or that a misspelt field probably means.
     pub left_out: Vec<String>,
     /// Those of them that are items of lists.
-    pub places: Places,
+    pub places: Positions,
 }
 
 /// Where the items of lists are in the file. Items of the wrong shape are left out, so those after them have a lower index in what was
 /// read.
 #[derive(Debug, Clone, Default)]
-pub struct Places {
+pub struct Positions {
     left_out: BTreeSet<String>,
 }
 
-impl Places {
+impl Positions {
     /// The path in the file of a path in what was read.
     pub fn in_file(&self, path: &str) -> String {
         if self.left_out.is_empty() {
@@ -167,8 +167,13 @@ impl Places {
 }
 
 pub(super) fn read(document: &Document) -> Reading {
-    let mut walk =
-        Walk { document, path: String::new(), problems: Vec::new(), left_out: Vec::new(), places: Places::default() };
+    let mut walk = Walk {
+        document,
+        path: String::new(),
+        problems: Vec::new(),
+        left_out: Vec::new(),
+        places: Positions::default(),
+    };
     let mut value = None;
     if document.root.is_null() {
         let hint = "`quorate init` prints a spec to start from";
@@ -185,7 +190,7 @@ struct Walk<'a> {
     path: String,
     problems: Vec<Problem>,
     left_out: Vec<String>,
-    places: Places,
+    places: Positions,
 }
 
 impl Walk<'_> {
@@ -267,11 +272,15 @@ impl Walk<'_> {
         for name in fields.required.iter().filter(|name| !is_given(name)) {
             let empty = entries.iter().find(|entry| entry.key == **name);
             let span = empty.map_or(start_of(shown), |entry| entry.key_span);
-            self.inside(name, |walk| walk.report(span, format!("`{name}` is missing"), hint_for_missing(name)));
+            let message = match section(&self.path) {
+                Some(section) => format!("`{name}` is missing in `{section}`"),
+                None => format!("`{name}` is missing"),
+            };
+            self.inside(name, |walk| walk.report(span, message, hint_for_missing(name)));
         }
         for name in &fields.required {
             if !object.contains_key(name)
-                && let Some(value) = stand_in(name, &fields.known[name])
+                && let Some(value) = stand_in(name, &fields.known[name], shown)
             {
                 self.inside(name, |walk| walk.left_out.push(walk.path.clone()));
                 object.insert(name.clone(), value);
@@ -406,11 +415,19 @@ impl Walk<'_> {
     }
 }
 
-/// The value used for a missing or wrong required field, so that the rest can be checked.
-fn stand_in(name: &str, shape: &Shape) -> Option<Value> {
+/// The section that a path leads to, unless it leads to an item of a list, or to the file.
+fn section(path: &str) -> Option<&str> {
+    path.rsplit('.').next().filter(|last| !last.is_empty() && !last.ends_with(']'))
+}
+
+/// A value for a required field that is missing or has the wrong shape, so the rest around it is checked too. What depends on the value
+/// is not reported.
+fn stand_in(name: &str, shape: &Shape, of: Span) -> Option<Value> {
     match shape {
         Shape::List(_) => Some(Value::Array(Vec::new())),
         _ if name == "quorate" => Some(super::FORMAT.into()),
+        // No other item begins there.
+        _ if name == "name" => Some(format!("unnamed-{}-{}", of.line, of.column).into()),
         _ => None,
     }
 }

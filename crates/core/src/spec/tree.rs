@@ -70,7 +70,7 @@ pub(super) fn shown_at(entry: &Entry) -> Span {
 
 /// Where a path leads.
 #[derive(Clone, Copy)]
-pub(super) struct Place {
+pub(super) struct Located {
     /// Of the key that names the value, or of the value itself where none does.
     pub key: Span,
     /// Where the value is best shown.
@@ -78,20 +78,20 @@ pub(super) struct Place {
 }
 
 /// The place that a path such as `clusters[0].tls.ca` names, or that of its deepest part that is there.
-pub(super) fn locate(root: &Node, path: &str) -> Place {
+pub(super) fn locate(root: &Node, path: &str) -> Located {
     let beginning = Span { end_line: root.span.line, end_column: root.span.column + 1, ..root.span };
-    let (mut node, mut place) = (root, Place { key: beginning, shown: beginning });
+    let (mut node, mut place) = (root, Located { key: beginning, shown: beginning });
     for part in path.split(['.', '[']).filter(|part| !part.is_empty()) {
         let index = part.strip_suffix(']').and_then(|index| index.parse::<usize>().ok());
         match (&node.content, index) {
             (Content::Sequence(items), Some(index)) if index < items.len() => {
                 node = &items[index];
-                place = Place { key: node.span, shown: node.span };
+                place = Located { key: node.span, shown: node.span };
             }
             _ => match node.entry(part) {
                 Some(entry) => {
                     node = &entry.value;
-                    place = Place { key: entry.key_span, shown: shown_at(entry) };
+                    place = Located { key: entry.key_span, shown: shown_at(entry) };
                 }
                 None => break,
             },

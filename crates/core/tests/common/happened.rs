@@ -304,6 +304,7 @@ fn etcd(scene: &mut Scene, member: &MemberName, words: &[&str]) {
             etcd.status.as_mut().expect("a status").revision = revision.parse().expect("a number");
         }
         ["does", "not", "answer"] => etcd.status = None,
+        ["hangs"] => (etcd.status, etcd.peer_serving) = (None, false),
         ["says", "nothing", "of", "its", "format"] => {
             etcd.status.as_mut().expect("a status").storage_version = None;
         }

@@ -73,7 +73,7 @@
 //! | `may_wipe_leftover` | stories; model: no machine of a member is destroyed |
 //! | `fence_is_current`, `ledger_is_current` | story `machines` |
 //! | an agent that remembers our own number is told it all the same (`observe.rs`) | `a_ledger_that_is_one_run_older…` in crates/cli/tests/cli/refusals.rs |
-//! | the number is not given back (`Held::stand_back`) | `a_controller_that_steps_back…` in crates/control/tests/control/ledger.rs, `the_memory_of_a_cluster_moves…` in crates/cli/tests/cli/verbs.rs |
+//! | the number is not given back (`LedgerLock::stand_back`) | `a_controller_that_steps_back…` in crates/control/tests/control/ledger.rs, `the_memory_of_a_cluster_moves…` in crates/cli/tests/cli/verbs.rs |
 //! | `formation_is_known` | story `formation` |
 //! | `no_client_wrote`, `may_destroy` | story `data` |
 //! | `may_begin_empty`: a restore that failed is followed by an empty cluster | story `restore` |

@@ -24,14 +24,14 @@ const PAGES: &str = "listen-client-http-urls";
 
 pub(crate) struct Access {
     layout: Layout,
-    kept: Mutex<Option<(Means, Client)>>,
-    kept_peer: Mutex<Option<(Means, Arc<ClientConfig>)>>,
-    kept_pages: Mutex<Option<(Means, Arc<ClientConfig>)>>,
+    kept: Mutex<Option<(Settings, Client)>>,
+    kept_peer: Mutex<Option<(Settings, Arc<ClientConfig>)>>,
+    kept_pages: Mutex<Option<(Settings, Arc<ClientConfig>)>>,
 }
 
 /// Everything that a connection depends on.
 #[derive(Clone, PartialEq, Eq)]
-struct Means {
+struct Settings {
     url: String,
     trust: String,
     identity: Option<(String, Secret)>,
@@ -45,15 +45,15 @@ impl Access {
 
     /// The client of etcd's API, as root if possible.
     pub(crate) fn client(&self, state: &State) -> Result<Client, Refusal> {
-        let means = self.client_means(state).ok_or_else(not_ready)?;
+        let settings = self.client_settings(state).ok_or_else(not_ready)?;
         let mut kept = self.kept.lock().expect("no holder panics");
         if let Some((known, client)) = &*kept
-            && *known == means
+            && *known == settings
         {
             return Ok(client.clone());
         }
-        let client = Client::connect(options(&means)).map_err(AgentError::Etcd)?;
-        *kept = Some((means, client.clone()));
+        let client = Client::connect(options(&settings)).map_err(AgentError::Etcd)?;
+        *kept = Some((settings, client.clone()));
         Ok(client)
     }
 
@@ -65,27 +65,27 @@ impl Access {
 
     /// etcd's peer URL, and how to connect as a member.
     pub(super) fn peer(&self, state: &State) -> Option<(String, Arc<ClientConfig>)> {
-        over_tls(&self.kept_peer, self.peer_means(state)?)
+        over_tls(&self.kept_peer, self.peer_settings(state)?)
     }
 
     /// Where etcd serves its clients, and how to go to its plain pages there. The pages of a peer take the same way.
     pub(super) fn pages(&self, state: &State) -> Option<(String, Arc<ClientConfig>)> {
         let config = &state.node_config.as_ref()?.config;
-        let mut means = Means { password: None, ..self.client_means(state)? };
+        let mut settings = Settings { password: None, ..self.client_settings(state)? };
         // Where gRPC is kept apart from all else.
         if config.etcd()?.flags.contains_key(PAGES) {
-            means.url = self.url(config, PAGES, state.address, CLIENT_PORT);
+            settings.url = self.url(config, PAGES, state.address, CLIENT_PORT);
         }
-        over_tls(&self.kept_pages, means)
+        over_tls(&self.kept_pages, settings)
     }
 
     /// By certificate if etcd requires one, by password if the configuration has one.
-    fn client_means(&self, state: &State) -> Option<Means> {
+    fn client_settings(&self, state: &State) -> Option<Settings> {
         let config = &state.node_config.as_ref()?.config;
         let by_certificate = config.etcd()?.flags.get("client-cert-auth").is_some_and(|value| value == "true");
         let identity = if by_certificate { Some(identity(state, CertificateUse::Root)?) } else { None };
         let password = config.files.iter().find(|file| file.path == ROOT_PASSWORD_FILE);
-        Some(Means {
+        Some(Settings {
             url: self.url(config, "listen-client-urls", state.address, CLIENT_PORT),
             trust: state.trust.clone()?,
             identity,
@@ -93,9 +93,9 @@ impl Access {
         })
     }
 
-    fn peer_means(&self, state: &State) -> Option<Means> {
+    fn peer_settings(&self, state: &State) -> Option<Settings> {
         let config = &state.node_config.as_ref()?.config;
-        Some(Means {
+        Some(Settings {
             url: self.url(config, "listen-peer-urls", state.address, PEER_PORT),
             trust: trust::peer_bundle(config).map(str::to_owned).or_else(|| state.trust.clone())?,
             identity: Some(identity(state, CertificateUse::Peer).or_else(|| identity(state, CertificateUse::Member))?),
@@ -113,29 +113,32 @@ impl Access {
     }
 }
 
-/// The TLS configuration for these means, rebuilt only when they have changed.
-fn over_tls(kept: &Mutex<Option<(Means, Arc<ClientConfig>)>>, means: Means) -> Option<(String, Arc<ClientConfig>)> {
+/// The TLS configuration for these settings, rebuilt only when they have changed.
+fn over_tls(
+    kept: &Mutex<Option<(Settings, Arc<ClientConfig>)>>,
+    settings: Settings,
+) -> Option<(String, Arc<ClientConfig>)> {
     let mut kept = kept.lock().expect("no holder panics");
     if let Some((known, config)) = &*kept
-        && *known == means
+        && *known == settings
     {
-        return Some((means.url, config.clone()));
+        return Some((settings.url, config.clone()));
     }
-    let identity = means.identity.as_ref().map(|(chain, key)| (chain.as_str(), key));
-    let config = tls::etcd_client_config(&means.trust, identity).ok()?;
-    *kept = Some((means.clone(), config.clone()));
-    Some((means.url, config))
+    let identity = settings.identity.as_ref().map(|(chain, key)| (chain.as_str(), key));
+    let config = tls::etcd_client_config(&settings.trust, identity).ok()?;
+    *kept = Some((settings.clone(), config.clone()));
+    Some((settings.url, config))
 }
 
 fn not_ready() -> Refusal {
     Refusal::Failed { why: String::from("etcd has neither a configuration nor certificates yet") }
 }
 
-fn options(means: &Means) -> ConnectOptions {
-    let mut options = ConnectOptions::new(&means.url, &means.trust);
-    options.identity = means.identity.as_ref().map(|(chain, key)| (chain.clone(), key.expose().to_owned()));
+fn options(settings: &Settings) -> ConnectOptions {
+    let mut options = ConnectOptions::new(&settings.url, &settings.trust);
+    options.identity = settings.identity.as_ref().map(|(chain, key)| (chain.clone(), key.expose().to_owned()));
     let login = |password: &Secret| Login { user: String::from("root"), password: password.expose().to_owned() };
-    options.login = means.password.as_ref().map(login);
+    options.login = settings.password.as_ref().map(login);
     options.connect_timeout = CONNECTING;
     options.request_timeout = ANSWERING;
     options

@@ -7,7 +7,7 @@ use quorate_core::model::DataSeen;
 
 use super::membership::Change;
 use super::order::Order;
-use super::renew::{Origin, Renewal};
+use super::recreate::{Origin, Recreation};
 use crate::AgentError;
 use crate::agent::Agent;
 use crate::api::Refusal;
@@ -33,11 +33,11 @@ impl Agent {
             Order::Rebuild { was, stamp, peer_url, bump_revision } => {
                 let initial_cluster = BTreeMap::from([(stamp.member.clone(), peer_url.clone())]);
                 let (was, origin) = (DataSeen::Stamped(was), Origin::Survivor);
-                self.renew(Renewal { was, stamp, initial_cluster, peer_url, bump_revision, origin }).await
+                self.recreate(Recreation { was, stamp, initial_cluster, peer_url, bump_revision, origin }).await
             }
             Order::RestoreData { was, stamp, initial_cluster, peer_url, sha256, bump_revision } => {
                 let origin = Origin::Staged { sha256 };
-                self.renew(Renewal { was, stamp, initial_cluster, peer_url, bump_revision, origin }).await
+                self.recreate(Recreation { was, stamp, initial_cluster, peer_url, bump_revision, origin }).await
             }
             Order::DropStaged => self.drop_staged().await,
             Order::Auth { op, password } => {

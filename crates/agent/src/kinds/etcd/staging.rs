@@ -29,7 +29,7 @@ impl Agent {
         self.confirm_trial().await?;
         self.state.obey_fence(request.fence).await?;
         // While all still runs, and not when the old data is given up already.
-        self.check_renewable().await?;
+        self.check_recreatable().await?;
         self.etcd.staging.asked.notify_waiters();
         let _one_at_a_time = self.etcd.staging.one_at_a_time.lock().await;
         let Some(mut upload) = self.begin_upload(request.clone()).await? else { return Ok(()) };

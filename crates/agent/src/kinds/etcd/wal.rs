@@ -201,7 +201,7 @@ pub(super) fn check_proven(version: &str) -> Result<(), AgentError> {
         return Ok(());
     }
     let proven: Vec<String> = PROVEN.iter().map(|(major, minor)| format!("{major}.{minor}")).collect();
-    Err(AgentError::Renewal {
+    Err(AgentError::Recreation {
         why: format!(
             "the log of etcd {version} cannot be completed here: that was tried with {} only. Restore the cluster from a backup \
              with `quorate restore`",

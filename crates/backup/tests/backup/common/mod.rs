@@ -19,7 +19,7 @@ use quorate_backup::catalog::{Catalog, Full};
 use quorate_backup::full::{self, Draft};
 use quorate_backup::keys::Identities;
 use quorate_backup::manifest::Manifest;
-use quorate_backup::settings::{Patience, Place, Settings};
+use quorate_backup::settings::{Location, Patience, Settings};
 use quorate_backup::source::{About, ChangeStream, Changes, HashKv, Member, SnapshotStream};
 use quorate_backup::throwaway::Programs;
 use quorate_backup::verify::Workshop;
@@ -270,7 +270,7 @@ pub struct Room {
 impl Room {
     pub fn new(version: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let place = Place::Directory(directory.path().join("store"));
+        let place = Location::Directory(directory.path().join("store"));
         let store = Store::open(&place, None, Patience::default()).unwrap();
         Room { store, scratch: directory.path().join("scratch"), programs: programs(version), directory }
     }

@@ -17,7 +17,7 @@ use crate::output::page::Page;
 use crate::output::working::Working;
 
 #[derive(Serialize)]
-struct Told<'a> {
+struct CreatedJson<'a> {
     #[serde(flatten)]
     manifest: &'a Manifest,
     places: &'a [&'a str],
@@ -50,7 +50,9 @@ pub async fn run(context: &Context, options: cli::BackupCreate) -> Result<Exit, 
     let failed = matches!(&verification, Some(verification) if matches!(verification.outcome, Outcome::Failed { .. }));
     let verified = verification.map(|verification| Verified::new(&manifest, &verification));
     match options.output.format {
-        Format::Json => output::print_json(&Told { manifest: &manifest, places: &places, verification: verified })?,
+        Format::Json => {
+            output::print_json(&CreatedJson { manifest: &manifest, places: &places, verification: verified })?
+        }
         Format::Text => {
             let proof = verified.map_or_else(|| unproven(context, &options.name), |verified| verified.line());
             output::show(&Page::written(&format!("{}{proof}", output::backup::created(&manifest, &places))))?;

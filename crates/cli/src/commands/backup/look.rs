@@ -52,7 +52,7 @@ pub async fn list(context: &Context, options: cli::BackupList) -> Result<Exit, E
 }
 
 #[derive(Serialize)]
-struct Told<'a> {
+struct VerifiedJson<'a> {
     cluster: &'a str,
     place: &'a str,
     verified: Vec<Verified>,
@@ -105,7 +105,7 @@ pub async fn verify(context: &Context, options: cli::BackupVerify) -> Result<Exi
     found.extend(loose.into_iter().cloned());
     let good = damage.is_empty() && verified.iter().all(|one| one.ok);
     match options.output.format {
-        Format::Json => output::print_json(&Told { cluster: name, place: store.place(), verified, damage })?,
+        Format::Json => output::print_json(&VerifiedJson { cluster: name, place: store.place(), verified, damage })?,
         Format::Text => output::show(&Page::written(&other_damage(&catalog, &damage, &found)))?,
     }
     Ok(if good { Exit::Done } else { Exit::Damaged })

@@ -41,7 +41,7 @@ pub async fn run(context: &Context, verb: cli::Backup) -> Result<Exit, Error> {
 
 /// For people and for scripts.
 #[derive(Serialize)]
-struct Told<'a> {
+struct BackupJson<'a> {
     #[serde(flatten)]
     manifest: &'a Manifest,
     /// Where it is stored.
@@ -49,9 +49,9 @@ struct Told<'a> {
     verified_at: Option<Timestamp>,
 }
 
-impl<'a> Told<'a> {
+impl<'a> BackupJson<'a> {
     fn new(manifest: &'a Manifest, place: &'a str) -> Self {
-        Told { manifest, place, verified_at: manifest.verified_at() }
+        BackupJson { manifest, place, verified_at: manifest.verified_at() }
     }
 }
 
@@ -84,7 +84,7 @@ async fn create(context: &Context, options: cli::BackupCreate) -> Result<Exit, E
     let manifests: Vec<&Manifest> = created.taken().map(|taken| &taken.manifest).collect();
     let placed = || vault.stores().map(Store::place).zip(&manifests);
     match options.output.format {
-        Format::Json => output::print_json(&Told::new(&created.first.manifest, vault.first.place()))?,
+        Format::Json => output::print_json(&BackupJson::new(&created.first.manifest, vault.first.place()))?,
         Format::Text => {
             let lines = placed().map(|(place, manifest)| format!("{}{}", taken(manifest, place), proof(manifest)));
             output::show(&Page::written(&lines.collect::<String>()))?;
@@ -153,7 +153,7 @@ async fn list(context: &Context, options: cli::BackupList) -> Result<Exit, Error
         Format::Json => {
             let mut all = Vec::new();
             for (place, catalog) in &catalogs {
-                all.extend(catalog.backups.iter().map(|listed| Told::new(&listed.manifest, place)));
+                all.extend(catalog.backups.iter().map(|listed| BackupJson::new(&listed.manifest, place)));
             }
             output::print_json(&all)?;
         }
@@ -241,7 +241,7 @@ async fn verify(context: &Context, options: cli::BackupVerify) -> Result<Exit, E
     drop(working);
     match options.output.format {
         Format::Json => {
-            output::print_json(&verified.iter().map(|one| Told::new(one, store.place())).collect::<Vec<_>>())?
+            output::print_json(&verified.iter().map(|one| BackupJson::new(one, store.place())).collect::<Vec<_>>())?
         }
         Format::Text => output::show(&Page::written(&verified.iter().map(proof).collect::<String>()))?,
     }

@@ -13,7 +13,8 @@ use quorate_core::text::plural;
 use crate::backup;
 use crate::kinds::proxies;
 use crate::kinds::status::{
-    AlarmStatus, MemberStatus, Pending, Status, Verdict, ca_expires, known_members, machine_name, renew_by, unseen,
+    AlarmStatus, MemberStatus, Pending, Status, Verdict, ca_expires, known_members, machine_name, renew_by, unformed,
+    unseen,
 };
 use crate::requests;
 
@@ -53,10 +54,7 @@ pub(crate) fn summarize(ledger: &Ledger, seen: &Observation, decision: &Decision
             Some(alarm) if verdict == Verdict::Degraded => {
                 format!("degraded: {}; {}", alarm.means(), safety::healthy_of(healthy, voters))
             }
-            // `apply` would refuse the same.
-            None if verdict == Verdict::Unformed && !decision.blocked.is_empty() => {
-                String::from("not bootstrapped yet")
-            }
+            None if verdict == Verdict::Unformed => unformed(ledger, decision),
             _ => summary(ledger, verdict, (voters, healthy), &foreign) + &proxies::summary(verdict, serving, fronts),
         },
         voters,
@@ -147,7 +145,7 @@ fn summary(ledger: &Ledger, verdict: Verdict, (voters, healthy): (usize, usize),
     }
     match (verdict, safety::failures_survived(voters, healthy)) {
         (Verdict::Off, _) => String::from("off: its machines are stopped, its data is kept"),
-        (Verdict::Unformed, _) => String::from("not bootstrapped yet: run `quorate apply`"),
+        (Verdict::Unformed, _) => String::from("not bootstrapped yet"),
         (Verdict::Unknown, _) => unknown(ledger, foreign, Program::this()),
         (Verdict::Down, _) => format!("down: {}, quorum is {quorum}", safety::healthy_of(healthy, voters)),
         (Verdict::Healthy, 0) if voters == 1 => String::from("healthy: 1 of 1 voter; no fault tolerance"),

@@ -10,7 +10,7 @@ use crate::backup::{self, BackupStatus};
 use crate::kinds::proxies;
 use crate::kinds::status::{
     MemberStatus, Pending, PostgresMember, PostgresStatus, Status, Verdict, ca_expires, known_members, machine_name,
-    renew_by, unseen,
+    renew_by, unformed, unseen,
 };
 use crate::requests;
 
@@ -54,8 +54,13 @@ pub(crate) fn summarize(ledger: &Ledger, seen: &Observation, decision: &Decision
         },
         etcd_version: String::new(),
         verdict,
-        summary: summary(verdict, primary.map(|(name, _)| name), (all, healthy), spare)
-            + &proxies::summary(verdict, serving, all_proxies),
+        summary: match verdict {
+            Verdict::Unformed => unformed(ledger, decision),
+            _ => {
+                summary(verdict, primary.map(|(name, _)| name), (all, healthy), spare)
+                    + &proxies::summary(verdict, serving, all_proxies)
+            }
+        },
         voters: all,
         healthy,
         quorum: 1,
@@ -111,7 +116,7 @@ fn summary(verdict: Verdict, primary: Option<&MemberName>, (all, healthy): (usiz
     };
     match (verdict, primary) {
         (Verdict::Off, _) => String::from("off: its machines are stopped, its data is kept"),
-        (Verdict::Unformed, _) => String::from("not bootstrapped yet: run `quorate apply`"),
+        (Verdict::Unformed, _) => String::from("not bootstrapped yet"),
         (Verdict::Healthy, Some(primary)) => {
             format!("healthy: {healthy} of {all} members, {primary} is the primary; {tolerates}")
         }

@@ -103,7 +103,7 @@ impl Front {
 
 /// A front's configuration, without what it was started with.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Told {
+pub struct FrontConfig {
     pub cluster: String,
     /// Names and addresses that clients use, besides that of its machine.
     pub names: BTreeSet<String>,
@@ -135,7 +135,7 @@ pub(crate) fn service(spec: &ClusterSpec) -> Option<ServiceConfig> {
 }
 
 pub(crate) fn file(spec: &ClusterSpec, ledger: &Ledger) -> ConfigFile {
-    let told = Told {
+    let told = FrontConfig {
         cluster: spec.name.to_string(),
         names: spec.tls.extra_sans.iter().map(ToString::to_string).collect(),
         members: servers(ledger),

@@ -135,6 +135,12 @@ pub fn release_checksum(version: Version, arch: &str) -> Option<&'static str> {
     })
 }
 
+/// Whether its checksum is known for some architecture, so it can be downloaded.
+pub fn is_download(version: Version) -> bool {
+    let version = version.to_string();
+    RELEASES.lines().any(|line| line.split('\t').next() == Some(version.as_str()))
+}
+
 /// The newest release of the same minor whose checksum is known, so it can be downloaded.
 pub fn newest_download(version: Version) -> Option<Version> {
     let known = RELEASES.lines().filter_map(|line| line.split('\t').next()?.parse::<Version>().ok());
@@ -216,6 +222,7 @@ mod tests {
         }
         assert!(release_checksum(DEFAULT, "amd64").unwrap().starts_with("ffe840ff"));
         assert_eq!(release_checksum(version("3.7.0"), "amd64"), None);
+        assert!(is_download(DEFAULT) && !is_download(version("3.7.0")));
         assert_eq!(release_archive_name(DEFAULT, "arm64"), "etcd-v3.6.14-linux-arm64.tar.gz");
     }
 }

@@ -11,11 +11,11 @@ use std::hash::Hash;
 use std::net::IpAddr;
 
 use super::units::LONGEST_NAME;
-use super::{ClusterSpec, Document, HostFacts, Kind, Places, Problem, Severity, Spec};
+use super::{ClusterSpec, Document, HostFacts, Kind, Positions, Problem, Severity, Spec};
 use crate::kinds::{etcd, postgres};
 use crate::providers::{self, MachineKind};
 
-pub(super) fn check(document: &Document, places: &Places, spec: &Spec, host: &HostFacts) -> Vec<Problem> {
+pub(super) fn check(document: &Document, places: &Positions, spec: &Spec, host: &HostFacts) -> Vec<Problem> {
     let mut found = Findings { document, places, problems: Vec::new() };
     if spec.clusters.is_empty() {
         found.error("clusters", "no cluster is declared", "`quorate init` prints a spec to start from");
@@ -45,7 +45,7 @@ pub(super) fn check(document: &Document, places: &Places, spec: &Spec, host: &Ho
 /// Collects problems, placing them by their path.
 pub struct Findings<'a> {
     document: &'a Document,
-    places: &'a Places,
+    places: &'a Positions,
     problems: Vec<Problem>,
 }
 

@@ -253,15 +253,15 @@ fn unpadded(value: &[u8]) -> String {
 }
 
 /// A connection to one member, and to the next when that one fails.
-struct Seat {
+struct Connection {
     shared: Shared,
     number: usize,
     open: Option<(String, Client)>,
 }
 
-impl Seat {
+impl Connection {
     fn new(shared: &Shared, number: u32) -> Self {
-        Seat { shared: shared.clone(), number: number as usize, open: None }
+        Connection { shared: shared.clone(), number: number as usize, open: None }
     }
 
     fn client(&mut self) -> Result<(String, Client), String> {

@@ -9,7 +9,7 @@ use quorate_backup::full::{key_of, ledger_of};
 use quorate_backup::keys::{Identities, KeyError};
 use quorate_backup::manifest::Manifest;
 use quorate_backup::prepare::{self, Exchange, PlainSnapshot, Prepared, prepare_plain};
-use quorate_backup::settings::{Credentials, Patience, Place, S3Place};
+use quorate_backup::settings::{Credentials, Location, Patience, S3Location};
 use quorate_backup::throwaway::Throwaway;
 use quorate_backup::verify::Workshop;
 use quorate_backup::{Error, Names, Store};
@@ -206,9 +206,9 @@ fn bucket_of(spec: &ClusterSpec, bucket: &str) -> Result<Store, BackupError> {
     let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     let place = match spec.backup.as_ref().map(|backup| &backup.to) {
         Some(Destination::S3(s3)) => {
-            S3Place { bucket: bucket.to_owned(), prefix: String::new(), ..vault::s3_place(s3)? }
+            S3Location { bucket: bucket.to_owned(), prefix: String::new(), ..vault::s3_place(s3)? }
         }
-        _ => S3Place {
+        _ => S3Location {
             endpoint: variable("AWS_ENDPOINT_URL_S3").or_else(|| variable("AWS_ENDPOINT_URL")),
             region: variable("AWS_REGION")
                 .or_else(|| variable("AWS_DEFAULT_REGION"))
@@ -220,7 +220,7 @@ fn bucket_of(spec: &ClusterSpec, bucket: &str) -> Result<Store, BackupError> {
             credentials: Credentials::Environment,
         },
     };
-    Ok(Store::open(&Place::S3(place), None, Patience::default())?)
+    Ok(Store::open(&Location::S3(place), None, Patience::default())?)
 }
 
 /// The ledger at the newest backup that has one next to it. `None` if none has: without recipients it is not stored. It must be the one

@@ -16,7 +16,7 @@ use quorate_etcd::wire::WatchResponse;
 use crate::backup::{BackupError, note};
 use crate::home::Home;
 use crate::kinds::etcd::status::summarize;
-use crate::run::observe::Sight;
+use crate::run::observe::Observer;
 use quorate_core::text::with_causes;
 
 /// No member can be this many entries ahead of all others: they are observed within a few seconds.
@@ -27,12 +27,12 @@ pub(super) struct Members<'a> {
     home: &'a Home,
     /// As last observed: members are replaced, and CAs renewed, while a recorder runs.
     ledger: Ledger,
-    sight: Sight,
+    sight: Observer,
 }
 
 impl<'a> Members<'a> {
     pub fn new(home: &'a Home, ledger: &Ledger) -> Self {
-        Members { home, ledger: ledger.clone(), sight: Sight::new(home.provider(ledger)) }
+        Members { home, ledger: ledger.clone(), sight: Observer::new(home.provider(ledger)) }
     }
 
     /// Observes, and returns the readable members, the best first.

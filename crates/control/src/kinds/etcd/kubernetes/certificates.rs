@@ -26,7 +26,7 @@ pub(super) const HEALTH: Pair =
 
 /// A certificate with its key, as it should be in the directory.
 #[derive(Debug)]
-pub(super) struct Held {
+pub(super) struct Stored {
     pub(super) certificate: String,
     pub(super) key: Secret,
     pub(super) not_after: Timestamp,
@@ -43,7 +43,7 @@ pub(super) struct Previous {
 
 /// What to do with what is in the directory.
 enum Verdict {
-    Keep(Held),
+    Keep(Stored),
     /// The key is good.
     Renew(Secret),
     Issue,
@@ -55,7 +55,7 @@ pub(super) fn obtain(
     wish: &Wish,
     pair: Pair,
     user: &str,
-) -> Result<Held, KubernetesError> {
+) -> Result<Stored, KubernetesError> {
     let now = Timestamp::now();
     let key = match judge(clusters, wish, pair, user, now) {
         Verdict::Keep(held) => return Ok(held),
@@ -71,7 +71,7 @@ pub(super) fn obtain(
         clients::note(home, events, user, &issued)?;
     }
     let key = key.or_else(|| issued.key.take()).expect("issued without a request, so with a key");
-    Ok(Held { certificate: issued.certificate, key, not_after: issued.not_after, previous })
+    Ok(Stored { certificate: issued.certificate, key, not_after: issued.not_after, previous })
 }
 
 /// The certificate in the directory, if etcd accepts it: anyone who has its key can still log in.
@@ -105,7 +105,7 @@ fn judge(clusters: Clusters<'_>, wish: &Wish, pair: Pair, user: &str, now: Times
     if records.iter().any(Option::is_none) || is_due(clusters.main, &facts, now) {
         return Verdict::Renew(key);
     }
-    Verdict::Keep(Held { certificate, key, not_after: facts.not_after, previous: None })
+    Verdict::Keep(Stored { certificate, key, not_after: facts.not_after, previous: None })
 }
 
 fn record<'a>(ledger: &'a Ledger, facts: &CertificateFacts) -> Option<&'a IssuedCertificate> {

@@ -32,7 +32,7 @@ const MARK: &str = "quorate:";
 
 /// How to reach hosts.
 #[derive(Clone, Debug)]
-pub struct Way {
+pub struct Remote {
     /// The ssh program and its options, separated by spaces.
     pub ssh: String,
     pub sudo: bool,
@@ -83,7 +83,7 @@ pub fn check_host(host: &str) -> Result<(), KubernetesError> {
 }
 
 /// Sends the files of this directory to one host.
-pub fn deliver(from: &Path, host: &str, way: &Way) -> Result<Delivery, KubernetesError> {
+pub fn deliver(from: &Path, host: &str, way: &Remote) -> Result<Delivery, KubernetesError> {
     let local = local(from)?;
     Ok(bring(&local, host, way).unwrap_or_else(|error| Delivery {
         host: host.to_owned(),
@@ -103,7 +103,7 @@ fn local(from: &Path) -> Result<Vec<Local>, KubernetesError> {
     DELIVERED.into_iter().map(read).collect()
 }
 
-fn bring(local: &[Local], host: &str, way: &Way) -> Result<Delivery, String> {
+fn bring(local: &[Local], host: &str, way: &Remote) -> Result<Delivery, String> {
     let found = found(&run(host, way, &question(&way.directory))?);
     let differs = |file: &&Local| found.get(file.path) != Some(&(digest(&file.content), file.mode));
     let differing: Vec<&Local> = local.iter().filter(differs).collect();
@@ -167,7 +167,7 @@ fn order(directory: &str, files: &[&Local]) -> String {
 }
 
 /// Runs a script in `sh` on the host. Returns its output, or the error.
-fn run(host: &str, way: &Way, script: &str) -> Result<String, String> {
+fn run(host: &str, way: &Remote, script: &str) -> Result<String, String> {
     let mut words = way.ssh.split_whitespace();
     let program = words.next().unwrap_or("ssh");
     let mut command = Command::new(program);
@@ -197,13 +197,13 @@ fn run(host: &str, way: &Way, script: &str) -> Result<String, String> {
 mod tests {
     use super::*;
 
-    fn way(directory: &Path) -> (tempfile::TempDir, Way) {
+    fn way(directory: &Path) -> (tempfile::TempDir, Remote) {
         // A program in the place of ssh, which runs the command on this host.
         let programs = tempfile::tempdir().unwrap();
         let program = programs.path().join("ssh");
         std::fs::write(&program, "#!/bin/sh\n[ \"$1\" = -- ] || exit 9\n[ \"$2\" = down ] && { echo no route >&2; exit 255; }\necho a banner\nexec sh -c \"$3\"\n").unwrap();
         std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
-        let way = Way {
+        let way = Remote {
             ssh: program.display().to_string(),
             sudo: false,
             directory: directory.join("etc/kubernetes").display().to_string(),
@@ -257,7 +257,7 @@ mod tests {
         make(&from, "one");
         let failed = deliver(&from, "down", &way).unwrap();
         assert_eq!((failed.result, failed.error.as_deref()), (Delivered::Failed, Some("no route")));
-        let missing = deliver(&from, "cp-1", &Way { ssh: String::from("/no/such/ssh"), ..way.clone() }).unwrap();
+        let missing = deliver(&from, "cp-1", &Remote { ssh: String::from("/no/such/ssh"), ..way.clone() }).unwrap();
         assert!(missing.error.as_deref().is_some_and(|error| error.contains("cannot be started")), "{missing:?}");
         let local = local(&from).unwrap();
         let whole = order(&way.directory, &local.iter().collect::<Vec<_>>());

@@ -9,7 +9,7 @@ use quorate_core::model::{Ledger, MemberName};
 
 use crate::backup::{BackupError, Doing, Teller, note};
 use crate::home::Home;
-use crate::run::observe::Sight;
+use crate::run::observe::Observer;
 
 /// More often than an agent's timeout.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
@@ -20,14 +20,14 @@ const UNREACHED: u32 = 240;
 
 pub(super) struct Members<'a> {
     cluster: &'a str,
-    sight: Sight,
+    sight: Observer,
     sources: Sources,
 }
 
 impl<'a> Members<'a> {
     pub(super) async fn look(home: &Home, ledger: &'a Ledger) -> Result<Self, BackupError> {
         let now = note::ledger_of_now(home, ledger);
-        let mut sight = Sight::new(home.provider(&now));
+        let mut sight = Observer::new(home.provider(&now));
         let seen = sight.glance(&now, None).await?;
         let cluster = ledger.spec.name.as_str();
         let none = || BackupError::NoPrimary { cluster: cluster.to_owned() };

@@ -178,7 +178,7 @@ fn quota(cluster: &Cluster, host: &HostFacts, found: &mut Findings) {
             format!(
                 "the quota {quota} is below {SMALLEST_QUOTA}: etcd stops all writes as soon as its database is larger"
             ),
-            "add a unit, such as 8GiB",
+            "raise it, such as to 8GiB; a number without a unit counts bytes",
         );
     }
     if quota > ADVISED_QUOTA {

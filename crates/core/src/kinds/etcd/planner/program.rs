@@ -1,10 +1,14 @@
 //! Whether a machine has the etcd program that its configuration needs.
 
+use std::collections::BTreeSet;
+
 use crate::kinds::etcd::versions;
 use crate::model::{
     BinarySeen, BinarySource, ConfigAttempt, DesiredMember, Facts, MemberName, Observation, ServiceState,
 };
-use crate::planner::UnsafeBecause;
+use crate::planner::{Action, Step, UnsafeBecause};
+use crate::spec::ClusterSpec;
+use crate::text::list;
 
 /// A machine does not accept a configuration if its etcd program is missing, or if it is not ready for it; the previous one stays in force.
 pub(crate) fn refused(member: &MemberName, wish: &DesiredMember, facts: &Facts) -> Option<UnsafeBecause> {
@@ -36,6 +40,30 @@ pub(crate) fn search_again(
         Some(because) if facts.etcd.attempt == ConfigAttempt::Untold => Err(because),
         Some(because) => Ok(Some(format!("{because}: it looks again"))),
     }
+}
+
+/// Machines report which etcd they find only when they have the configuration that asks for it, so the plan assumes that they will. One
+/// that is not there stops `apply` before the first restart.
+pub(crate) fn no_download(spec: &ClusterSpec, steps: &[Step], seen: &Observation) -> Option<String> {
+    let wanted = spec.etcd.version;
+    if spec.etcd.binary.is_some() || versions::is_download(wanted) {
+        return None;
+    }
+    let finds_another = |member: &&MemberName| {
+        let found = seen.facts(member).map(|facts| &facts.etcd.binary);
+        matches!(found, Some(BinarySeen::Version(found)) if *found != wanted.to_string())
+    };
+    let restarts = steps.iter().filter_map(|step| match &step.action {
+        Action::RestartEtcd { member } => Some(member),
+        _ => None,
+    });
+    let members: BTreeSet<MemberName> = restarts.filter(finds_another).cloned().collect();
+    (!members.is_empty()).then(|| {
+        format!(
+            "etcd {wanted} must be on the PATH of {}: this quorate knows no checksum with which it could download it",
+            list(&members)
+        )
+    })
 }
 
 /// An image whose tag does not match its etcd. Only the running version shows that, and another restart would change nothing.

@@ -20,12 +20,13 @@ use crate::planner::simulate::{SimMachine, World};
 impl World {
     /// What the etcds that answered report about the cluster as a whole.
     pub(crate) fn take_up_etcd(&mut self) {
-        // Without a quorum no etcd answers. That is no fault of one, and ends when others are started.
+        // Without a quorum no etcd answers clients. That is no fault of one that answers its peers, and ends when others are started.
         let is_served = |facts: &Facts| facts.etcd.status.as_ref().is_some_and(|status| status.healthy);
         let serves = self.machines.values().filter_map(SimMachine::facts).any(is_served);
         for machine in self.machines.values_mut() {
             let is_silent = |f: &Facts| f.etcd.status.is_none() && is_silent(&f.etcd.service, self.now).is_some();
-            machine.hangs = serves && machine.facts().is_some_and(is_silent);
+            let hangs = |facts: &Facts| is_silent(facts) && (serves || !facts.etcd.peer_serving);
+            machine.hangs = machine.facts().is_some_and(hangs);
         }
         let answers = self.machines.iter().filter_map(|(name, m)| Some((name, m.facts()?.etcd.status.as_ref()?)));
         let answers: Vec<(&MemberName, &EtcdStatus)> = answers.collect();

@@ -8,7 +8,7 @@ use quorate_etcd::{Condition, Error, KeyRange, KeyValue, Op, OpResult, RangeQuer
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-use super::{AFTER_FAILURE, Seat, Shared, of_pair, why};
+use super::{AFTER_FAILURE, Connection, Shared, of_pair, why};
 use crate::kinds::etcd::history::{Call, Found, Outcome};
 use crate::traffic::{Chance, Load, Order};
 
@@ -19,7 +19,7 @@ const RENEWAL: Duration = Duration::from_millis(500);
 pub(super) struct Worker {
     shared: Shared,
     number: u32,
-    seat: Seat,
+    seat: Connection,
     /// How many values it has made.
     values: u64,
     /// The revision at which it last knew each key to have changed.
@@ -28,7 +28,7 @@ pub(super) struct Worker {
 
 impl Worker {
     pub(super) fn new(shared: &Shared, number: u32) -> Self {
-        let seat = Seat::new(shared, number);
+        let seat = Connection::new(shared, number);
         Worker { shared: shared.clone(), number, seat, values: 0, known: BTreeMap::new() }
     }
 

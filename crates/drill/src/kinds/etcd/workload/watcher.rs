@@ -6,7 +6,7 @@ use quorate_etcd::{Error, Event, KeyRange, RangeQuery, Watch};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
-use super::{AFTER_FAILURE, Seat, Shared, unpadded, why};
+use super::{AFTER_FAILURE, Connection, Shared, unpadded, why};
 use crate::kinds::etcd::history::Watched;
 
 /// The lease is written to every second or so. When nothing is shown for longer, the member is stopped or cut off.
@@ -15,7 +15,7 @@ const SILENCE: Duration = Duration::from_secs(3);
 impl Shared {
     /// Counts itself in `began` when the first watch was taken; ends when it has shown the revision in `through`.
     pub(super) async fn watch(self, number: u32, began: watch::Sender<u32>, mut through: watch::Receiver<Option<i64>>) {
-        let mut seat = Seat::new(&self, number);
+        let mut seat = Connection::new(&self, number);
         let mut next = self.beginning(&mut seat).await;
         let mut counted = false;
         loop {
@@ -45,7 +45,7 @@ impl Shared {
     }
 
     /// The revision after the newest.
-    async fn beginning(&self, seat: &mut Seat) -> i64 {
+    async fn beginning(&self, seat: &mut Connection) -> i64 {
         loop {
             if let Ok((_, client)) = seat.client() {
                 let query = RangeQuery { count_only: true, ..RangeQuery::new(KeyRange::prefix(self.prefix.as_str())) };
@@ -58,7 +58,7 @@ impl Shared {
         }
     }
 
-    async fn take_up(&self, seat: &mut Seat, from: i64) -> Result<(String, Watch), String> {
+    async fn take_up(&self, seat: &mut Connection, from: i64) -> Result<(String, Watch), String> {
         let (endpoint, client) = seat.client()?;
         let watch = client.watch(KeyRange::prefix(self.prefix.as_str()), from, false).await;
         watch.map(|watch| (endpoint, watch)).map_err(|e| why(&e))

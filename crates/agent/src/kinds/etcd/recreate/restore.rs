@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use super::{Database, Place};
+use super::{Database, WorkDirectory};
 use crate::api::Refusal;
 use crate::files::Owner;
 use crate::kinds::etcd::staging;
@@ -13,7 +13,7 @@ use crate::{AgentError, blocking, upload};
 /// A link to the snapshot in the place of work, so that nobody takes it away meanwhile.
 pub(super) async fn database(
     layout: &Layout,
-    place: &Place,
+    place: &WorkDirectory,
     sha256: &str,
     owner: Option<Owner>,
 ) -> Result<Database, Refusal> {
@@ -22,7 +22,7 @@ pub(super) async fn database(
     Ok(database)
 }
 
-async fn linked(layout: &Layout, place: &Place, sha256: &str) -> Result<Database, Refusal> {
+async fn linked(layout: &Layout, place: &WorkDirectory, sha256: &str) -> Result<Database, Refusal> {
     let (layout, path, wanted) = (layout.clone(), place.snapshot(), sha256.to_owned());
     blocking(move || {
         let staged = staging::look(&layout)?;

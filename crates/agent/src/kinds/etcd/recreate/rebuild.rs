@@ -16,7 +16,7 @@ use tokio::net::UnixStream;
 use tokio::process::{Child, Command};
 use tokio::time::{sleep, timeout};
 
-use super::{Database, Place, become_owner};
+use super::{Database, WorkDirectory, become_owner};
 use crate::files::Owner;
 use crate::kinds::etcd::complaint::last_complaint;
 use crate::kinds::etcd::pages::Metrics;
@@ -35,7 +35,7 @@ const LONGEST_PAGE: u64 = 16 << 20;
 
 pub(super) async fn database(
     layout: &Layout,
-    place: &Place,
+    place: &WorkDirectory,
     etcd: &EtcdService,
     program: &Path,
     owner: Option<Owner>,
@@ -77,7 +77,7 @@ fn copy_directory(from: &Path, to: &Path) -> io::Result<()> {
 /// Runs etcd alone on the copy until its database holds all that the log does, and ends it. Returns the revision that it came to.
 async fn take_in(
     program: &Path,
-    place: &Place,
+    place: &WorkDirectory,
     quota: Option<String>,
     last: u64,
     owner: Option<Owner>,
@@ -101,7 +101,7 @@ async fn take_in(
     let mut etcd = spawn.map_err(|source| AgentError::Spawn { program: program.display().to_string(), source })?;
     let failed = |how: String| {
         let said = last_complaint(&place.log());
-        AgentError::Renewal { why: format!("etcd on the copy {how}: {said}") }
+        AgentError::Recreation { why: format!("etcd on the copy {how}: {said}") }
     };
     let revision = tokio::select! {
         ended = etcd.wait() => return Err(failed(format!("ended ({})", ended.map_or_else(|e| e.to_string(), |s| s.to_string())))),
@@ -118,7 +118,7 @@ async fn end(etcd: &mut Child) -> Result<(), ()> {
 }
 
 /// The first entry of its own that etcd has agreed to comes after all that the log held.
-async fn until_applied(place: &Place, last: u64) -> Option<u64> {
+async fn until_applied(place: &WorkDirectory, last: u64) -> Option<u64> {
     loop {
         if let Some(page) = metrics(place).await
             && Metrics(&page).number("etcd_server_proposals_applied_total").is_some_and(|applied| applied > last)
@@ -129,7 +129,7 @@ async fn until_applied(place: &Place, last: u64) -> Option<u64> {
     }
 }
 
-async fn metrics(place: &Place) -> Option<String> {
+async fn metrics(place: &WorkDirectory) -> Option<String> {
     // The path of a socket is bounded to about a hundred characters; this way it is short wherever the root is.
     let directory = File::open(place.work()).ok()?;
     let mut stream = UnixStream::connect(format!("/proc/self/fd/{}/{SOCKET}", directory.as_raw_fd())).await.ok()?;

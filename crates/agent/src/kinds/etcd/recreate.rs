@@ -1,6 +1,6 @@
 //! Creates the data of a new bootstrap from a survivor's data or from an uploaded snapshot. All work is done in a directory that
 //! only etcd's user can enter, as that user. The previous data is never written to, and is kept next to the new data. An
-//! interrupted renewal starts again; if its result is already complete, it is put in place, also by a later agent.
+//! interrupted recreation starts again; if its result is already complete, it is put in place, also by a later agent.
 
 mod rebuild;
 mod restore;
@@ -33,7 +33,7 @@ use crate::{AgentError, blocking};
 const RESTORING: Duration = Duration::from_secs(900);
 
 /// What is to be made, and of what.
-pub(crate) struct Renewal {
+pub(crate) struct Recreation {
     /// What must be in the data directory.
     pub(crate) was: DataSeen,
     pub(crate) stamp: Stamp,
@@ -53,21 +53,21 @@ pub(crate) enum Origin {
 }
 
 impl Agent {
-    pub(crate) async fn renew(&self, renewal: Renewal) -> Result<(), Refusal> {
+    pub(crate) async fn recreate(&self, recreation: Recreation) -> Result<(), Refusal> {
         let stopped = self.check_stopped().await;
         if stopped.is_ok() {
-            self.finish_renewal().await?;
+            self.finish_recreation().await?;
         }
         match self.look_at_data().await? {
-            DataSeen::Stamped(found) if found == renewal.stamp => return Ok(()),
-            found if found == renewal.was => {}
-            found => return Err(Refusal::not_as_expected(describe(&renewal.was), describe(&found))),
+            DataSeen::Stamped(found) if found == recreation.stamp => return Ok(()),
+            found if found == recreation.was => {}
+            found => return Err(Refusal::not_as_expected(describe(&recreation.was), describe(&found))),
         }
         stopped?;
-        check_own(&self.state.get(), &renewal.stamp)?;
-        check_among(&renewal)?;
-        let place = Place::new(&self.layout);
-        let made = self.make(&place, &renewal).await;
+        check_own(&self.state.get(), &recreation.stamp)?;
+        check_among(&recreation)?;
+        let place = WorkDirectory::new(&self.layout);
+        let made = self.make(&place, &recreation).await;
         if made.is_err() {
             place.clear().await?;
         }
@@ -76,11 +76,11 @@ impl Agent {
             place.clear().await?;
             return Err(refused);
         }
-        Ok(self.finish_renewal().await?)
+        Ok(self.finish_recreation().await?)
     }
 
     /// Makes the new data, complete but not yet in place.
-    async fn make(&self, place: &Place, renewal: &Renewal) -> Result<(), Refusal> {
+    async fn make(&self, place: &WorkDirectory, recreation: &Recreation) -> Result<(), Refusal> {
         self.find_binary_again().await?;
         let state = self.state.get();
         let (etcd, program) = self.etcd_in_place(&state)?;
@@ -88,14 +88,14 @@ impl Agent {
         place.clear().await?;
         place.create()?;
         let owner = self.etcd.service.owner()?;
-        let database = match &renewal.origin {
+        let database = match &recreation.origin {
             Origin::Survivor => rebuild::database(&self.layout, place, etcd, &program, owner).await?,
             Origin::Staged { sha256 } => restore::database(&self.layout, place, sha256, owner).await?,
         };
-        let bump_revision = raised(renewal.bump_revision, database.revision)?;
+        let bump_revision = raised(recreation.bump_revision, database.revision)?;
         let (made, path) = (place.made(), database.path.clone());
-        let restored = restore_into(&made, &etcdutl, database, renewal, bump_revision, owner);
-        match &renewal.origin {
+        let restored = restore_into(&made, &etcdutl, database, recreation, bump_revision, owner);
+        match &recreation.origin {
             Origin::Survivor => restored.await?,
             Origin::Staged { sha256 } => {
                 if let Err(failed) = restored.await {
@@ -105,12 +105,12 @@ impl Agent {
             }
         }
         place.take_what_was_made()?;
-        let (ready, text) = (place.ready(), serde_json::to_vec(&renewal.stamp).expect("plain data serializes"));
+        let (ready, text) = (place.ready(), serde_json::to_vec(&recreation.stamp).expect("plain data serializes"));
         Ok(blocking(move || files::write_durably(&ready, &text, files::PRIVATE)).await?)
     }
 
     /// Refuses if the program that makes the new data is missing. As long as no etcd is in place, this is not known.
-    pub(crate) async fn check_renewable(&self) -> Result<(), Refusal> {
+    pub(crate) async fn check_recreatable(&self) -> Result<(), Refusal> {
         let state = self.state.get();
         let Ok((etcd, program)) = self.etcd_in_place(&state) else { return Ok(()) };
         match self.etcdutl(etcd, &program).await {
@@ -131,8 +131,8 @@ impl Agent {
     }
 
     /// Puts a complete result in place, if there is one, from whatever point an earlier attempt came to.
-    pub(crate) async fn finish_renewal(&self) -> Result<(), AgentError> {
-        let (place, layout) = (Place::new(&self.layout), self.layout.clone());
+    pub(crate) async fn finish_recreation(&self) -> Result<(), AgentError> {
+        let (place, layout) = (WorkDirectory::new(&self.layout), self.layout.clone());
         let Some(stamp) = blocking(move || put_in_place(&place, &layout)).await? else { return Ok(()) };
         let token = stamp.token.clone();
         let begin = |state: &mut State| {
@@ -141,13 +141,13 @@ impl Agent {
         };
         self.state.update(begin).await?;
         tracing::info!(token, "the data of a new bootstrap is in place; the old data is kept next to it");
-        Place::new(&self.layout).clear().await
+        WorkDirectory::new(&self.layout).clear().await
     }
 }
 
 /// A member that the others do not know by this URL would never find them.
-fn check_among(renewal: &Renewal) -> Result<(), Refusal> {
-    let Renewal { stamp, initial_cluster, peer_url, .. } = renewal;
+fn check_among(recreation: &Recreation) -> Result<(), Refusal> {
+    let Recreation { stamp, initial_cluster, peer_url, .. } = recreation;
     match initial_cluster.get(&stamp.member) {
         Some(url) if url == peer_url => Ok(()),
         found => {
@@ -157,15 +157,15 @@ fn check_among(renewal: &Renewal) -> Result<(), Refusal> {
     }
 }
 
-/// Where a renewal works: in a directory of etcd's user, as whom etcd and etcdutl run there. What the agent goes by is next to it, out of
+/// Where a recreation works: in a directory of etcd's user, as whom etcd and etcdutl run there. What the agent goes by is next to it, out of
 /// their reach.
-struct Place {
+struct WorkDirectory {
     root: PathBuf,
 }
 
-impl Place {
+impl WorkDirectory {
     fn new(layout: &Layout) -> Self {
-        Place { root: layout.renewal() }
+        WorkDirectory { root: layout.renewal() }
     }
 
     fn work(&self) -> PathBuf {
@@ -222,7 +222,7 @@ impl Place {
         fs::rename(&made, &new).map_err(AgentError::file("take", &made))?;
         match fs::symlink_metadata(&new).map_err(AgentError::file("read", &new))?.is_dir() {
             true => Ok(()),
-            false => Err(AgentError::Renewal { why: String::from("what etcdutl created is not a directory") }),
+            false => Err(AgentError::Recreation { why: String::from("what etcdutl created is not a directory") }),
         }
     }
 
@@ -251,7 +251,7 @@ fn raised(bump_revision: u64, own: Option<u64>) -> Result<u64, AgentError> {
     let bump = own.map_or(bump_revision, |own| bump_revision.max(own.saturating_add(MARGIN)) - own);
     match own.unwrap_or(0).checked_add(bump) {
         Some(begins_at) if begins_at <= MAX_REVISION => Ok(bump),
-        _ => Err(AgentError::Renewal {
+        _ => Err(AgentError::Recreation {
             why: format!("a revision cannot be raised by {bump}: it would exceed etcd's limit"),
         }),
     }
@@ -261,11 +261,11 @@ async fn restore_into(
     data: &Path,
     etcdutl: &Path,
     database: Database,
-    renewal: &Renewal,
+    recreation: &Recreation,
     bump_revision: u64,
     owner: Option<Owner>,
 ) -> Result<(), AgentError> {
-    let Renewal { stamp, initial_cluster, peer_url, bump_revision: _, was: _, origin: _ } = renewal;
+    let Recreation { stamp, initial_cluster, peer_url, bump_revision: _, was: _, origin: _ } = recreation;
     let all: Vec<String> = initial_cluster.iter().map(|(member, url)| format!("{member}={url}")).collect();
     let mut command = Command::new(etcdutl);
     command.args(["snapshot", "restore"]).arg(&database.path).args([
@@ -281,7 +281,7 @@ async fn restore_into(
     }
     become_owner(&mut command, owner);
     let done = timeout(RESTORING, service::without_variables(&mut command).kill_on_drop(true).output()).await;
-    let failed = |why: String| AgentError::Renewal { why: format!("etcdutl {why}") };
+    let failed = |why: String| AgentError::Recreation { why: format!("etcdutl {why}") };
     let output = done
         .map_err(|_| failed(String::from("took too long")))?
         .map_err(|source| AgentError::Spawn { program: etcdutl.display().to_string(), source })?;
@@ -312,7 +312,7 @@ fn give_away(path: &Path, owner: Option<Owner>) -> Result<(), AgentError> {
 }
 
 /// The old data is moved aside before the new stamp is set, and the new data is moved in last, so data never has a wrong stamp.
-fn put_in_place(place: &Place, layout: &Layout) -> Result<Option<Stamp>, AgentError> {
+fn put_in_place(place: &WorkDirectory, layout: &Layout) -> Result<Option<Stamp>, AgentError> {
     let Ok(text) = fs::read(place.ready()) else { return Ok(None) };
     let stamp: Stamp =
         serde_json::from_slice(&text).map_err(|source| AgentError::Unreadable { path: place.ready(), source })?;
@@ -337,7 +337,7 @@ mod tests {
     #[test]
     fn a_link_in_place_of_the_new_data_is_not_taken() {
         let directory = tempfile::tempdir().unwrap();
-        let place = Place { root: directory.path().join("renewal") };
+        let place = WorkDirectory { root: directory.path().join("renewal") };
         place.create().unwrap();
         fs::create_dir(place.made()).unwrap();
         place.take_what_was_made().unwrap();
@@ -352,7 +352,7 @@ mod tests {
     async fn etcdutl_runs_with_the_rights_of_the_etcd_user() {
         const NOBODY: Owner = (65534, 65534);
         let directory = tempfile::Builder::new().permissions(fs::Permissions::from_mode(0o755)).tempdir().unwrap();
-        let place = Place { root: directory.path().join("renewal") };
+        let place = WorkDirectory { root: directory.path().join("renewal") };
         place.create().unwrap();
         fs::write(place.snapshot(), "").unwrap();
         place.give_to(Some(NOBODY)).await.expect("this test is run as root");
@@ -361,7 +361,7 @@ mod tests {
                       mkdir $d && cat $3 && { id -u; id -g; id -G; } > $d/who\n";
         files::write_durably(&program, script.as_bytes(), 0o755).unwrap();
         let stamp = Stamp { cluster_id: String::new(), token: String::new(), member: "a".into(), incarnation: 1 };
-        let renewal = Renewal {
+        let recreation = Recreation {
             was: DataSeen::Empty,
             stamp,
             initial_cluster: BTreeMap::new(),
@@ -370,7 +370,7 @@ mod tests {
             origin: Origin::Survivor,
         };
         let database = Database { path: place.snapshot(), has_checksum: false, revision: None };
-        restore_into(&place.made(), &program, database, &renewal, 0, Some(NOBODY)).await.unwrap();
+        restore_into(&place.made(), &program, database, &recreation, 0, Some(NOBODY)).await.unwrap();
         place.take_what_was_made().unwrap();
         assert_eq!(fs::read_to_string(place.new_data().join("who")).unwrap(), "65534\n65534\n65534\n");
     }

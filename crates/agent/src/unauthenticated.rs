@@ -36,49 +36,49 @@ pub async fn accept(listener: &TcpListener, refused: &Refused, vanished: Duratio
 /// The source of a connection, for fairness. None: over a line without addresses.
 type Source = Option<IpAddr>;
 
-pub struct Crowd {
+pub struct Unauthenticated {
     limit: usize,
-    places: Arc<Mutex<Places>>,
+    slots: Arc<Mutex<Slots>>,
 }
 
 #[derive(Default)]
-struct Places {
-    of: BTreeMap<Source, Vec<Place>>,
+struct Slots {
+    of: BTreeMap<Source, Vec<Slot>>,
     count: usize,
     next: u64,
     /// Randomly keyed, so no client can predict which connection is closed next.
     random: RandomState,
 }
 
-struct Place {
+struct Slot {
     number: u64,
-    /// Set right after the place was taken.
+    /// Set right after the slot was taken.
     task: Option<AbortHandle>,
 }
 
-impl Crowd {
+impl Unauthenticated {
     pub fn new(limit: usize) -> Self {
-        Crowd { limit, places: Arc::default() }
+        Unauthenticated { limit, slots: Arc::default() }
     }
 
-    /// Runs `work` in a separate place; it may be aborted when others need the place.
+    /// Runs `work` in a separate slot; it may be aborted when others need the slot.
     pub fn admit(&mut self, from: Option<IpAddr>, work: impl Future<Output = ()> + Send + 'static) {
         let source = from.map(network);
         let number = {
-            let mut places = self.places.lock().expect("no holder panics");
-            if places.count >= self.limit {
-                places.drop_one();
+            let mut slots = self.slots.lock().expect("no holder panics");
+            if slots.count >= self.limit {
+                slots.drop_one();
             }
-            places.take(source)
+            slots.take(source)
         };
-        let leaving = Leaving { places: self.places.clone(), source, number };
+        let leaving = Leaving { slots: self.slots.clone(), source, number };
         let task = tokio::spawn(async move {
             let _leaving = leaving;
             work.await;
         });
-        let mut places = self.places.lock().expect("no holder panics");
-        if let Some(place) = places.find(source, number) {
-            place.task = Some(task.abort_handle());
+        let mut slots = self.slots.lock().expect("no holder panics");
+        if let Some(slot) = slots.find(source, number) {
+            slot.task = Some(task.abort_handle());
         }
     }
 }
@@ -91,26 +91,26 @@ pub fn network(address: IpAddr) -> IpAddr {
     }
 }
 
-impl Places {
+impl Slots {
     fn take(&mut self, source: Source) -> u64 {
         let number = self.next;
         self.next += 1;
         self.count += 1;
-        self.of.entry(source).or_default().push(Place { number, task: None });
+        self.of.entry(source).or_default().push(Slot { number, task: None });
         number
     }
 
-    fn find(&mut self, source: Source, number: u64) -> Option<&mut Place> {
-        self.of.get_mut(&source)?.iter_mut().find(|place| place.number == number)
+    fn find(&mut self, source: Source, number: u64) -> Option<&mut Slot> {
+        self.of.get_mut(&source)?.iter_mut().find(|slot| slot.number == number)
     }
 
     fn leave(&mut self, source: Source, number: u64) {
-        let Some(places) = self.of.get_mut(&source) else { return };
-        if let Some(at) = places.iter().position(|place| place.number == number) {
-            places.swap_remove(at);
+        let Some(slots) = self.of.get_mut(&source) else { return };
+        if let Some(at) = slots.iter().position(|slot| slot.number == number) {
+            slots.swap_remove(at);
             self.count -= 1;
         }
-        if places.is_empty() {
+        if slots.is_empty() {
             self.of.remove(&source);
         }
     }
@@ -123,9 +123,9 @@ impl Places {
         }
         let source = largest[self.below(largest.len())];
         let at = self.below(most);
-        let Some(place) = self.of.get_mut(&source).map(|places| places.swap_remove(at)) else { return };
+        let Some(slot) = self.of.get_mut(&source).map(|slots| slots.swap_remove(at)) else { return };
         self.count -= 1;
-        place.task.inspect(AbortHandle::abort);
+        slot.task.inspect(AbortHandle::abort);
     }
 
     fn below(&mut self, bound: usize) -> usize {
@@ -134,16 +134,16 @@ impl Places {
     }
 }
 
-/// Frees the place when its work has ended, in whatever way.
+/// Frees the slot when its work has ended, in whatever way.
 struct Leaving {
-    places: Arc<Mutex<Places>>,
+    slots: Arc<Mutex<Slots>>,
     source: Source,
     number: u64,
 }
 
 impl Drop for Leaving {
     fn drop(&mut self) {
-        self.places.lock().expect("no holder panics").leave(self.source, self.number);
+        self.slots.lock().expect("no holder panics").leave(self.source, self.number);
     }
 }
 
@@ -157,7 +157,7 @@ mod tests {
     const FLOOD: [u8; 4] = [192, 0, 2, 66];
 
     /// Whether it was dropped.
-    fn stay(crowd: &mut Crowd, from: Option<IpAddr>) -> Arc<AtomicBool> {
+    fn stay(waiting: &mut Unauthenticated, from: Option<IpAddr>) -> Arc<AtomicBool> {
         struct Gone(Arc<AtomicBool>);
         impl Drop for Gone {
             fn drop(&mut self) {
@@ -166,7 +166,7 @@ mod tests {
         }
         let gone = Arc::new(AtomicBool::new(false));
         let guard = Gone(gone.clone());
-        crowd.admit(from, async move {
+        waiting.admit(from, async move {
             let _guard = guard;
             pending().await
         });
@@ -181,16 +181,16 @@ mod tests {
 
     #[tokio::test]
     async fn a_flood_from_elsewhere_displaces_itself_alone() {
-        let mut crowd = Crowd::new(64);
-        let controller = stay(&mut crowd, Some(IpAddr::from([192, 0, 2, 1])));
-        let first = stay(&mut crowd, Some(IpAddr::from(FLOOD)));
+        let mut waiting = Unauthenticated::new(64);
+        let controller = stay(&mut waiting, Some(IpAddr::from([192, 0, 2, 1])));
+        let first = stay(&mut waiting, Some(IpAddr::from(FLOOD)));
         for _ in 0..2000 {
-            stay(&mut crowd, Some(IpAddr::from(FLOOD)));
+            stay(&mut waiting, Some(IpAddr::from(FLOOD)));
         }
         settle().await;
         assert!(!controller.load(Ordering::Relaxed), "the controller was displaced by a stranger's flood");
         assert!(first.load(Ordering::Relaxed), "nobody was displaced");
-        assert_eq!(crowd.places.lock().unwrap().count, 64);
+        assert_eq!(waiting.slots.lock().unwrap().count, 64);
     }
 
     #[tokio::test]
@@ -198,10 +198,10 @@ mod tests {
         let from = Some(IpAddr::from(FLOOD));
         let mut stayed = 0;
         for _ in 0..200 {
-            let mut crowd = Crowd::new(64);
-            let first = stay(&mut crowd, from);
+            let mut waiting = Unauthenticated::new(64);
+            let first = stay(&mut waiting, from);
             for _ in 0..127 {
-                stay(&mut crowd, from);
+                stay(&mut waiting, from);
             }
             settle().await;
             stayed += usize::from(!first.load(Ordering::Relaxed));
@@ -212,10 +212,10 @@ mod tests {
 
     #[tokio::test]
     async fn an_ipv6_network_counts_as_one_source() {
-        let mut crowd = Crowd::new(64);
-        let controller = stay(&mut crowd, Some("2001:db8:0:1::1".parse().unwrap()));
+        let mut waiting = Unauthenticated::new(64);
+        let controller = stay(&mut waiting, Some("2001:db8:0:1::1".parse().unwrap()));
         for host in 1..2000_u128 {
-            stay(&mut crowd, Some(IpAddr::V6(Ipv6Addr::from_bits((0x2001_0db8_0000_0002_u128 << 64) + host))));
+            stay(&mut waiting, Some(IpAddr::V6(Ipv6Addr::from_bits((0x2001_0db8_0000_0002_u128 << 64) + host))));
         }
         settle().await;
         assert!(!controller.load(Ordering::Relaxed));
@@ -223,13 +223,13 @@ mod tests {
 
     #[tokio::test]
     async fn a_finished_connection_frees_its_place() {
-        let mut crowd = Crowd::new(2);
-        let waits = stay(&mut crowd, None);
+        let mut waiting = Unauthenticated::new(2);
+        let waits = stay(&mut waiting, None);
         for _ in 0..100 {
-            crowd.admit(None, async {});
+            waiting.admit(None, async {});
             settle().await;
         }
         assert!(!waits.load(Ordering::Relaxed));
-        assert_eq!(crowd.places.lock().unwrap().count, 1);
+        assert_eq!(waiting.slots.lock().unwrap().count, 1);
     }
 }
