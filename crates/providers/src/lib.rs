@@ -197,6 +197,16 @@ pub enum ProviderError {
     ProgramTooLarge { path: PathBuf, bytes: usize },
 }
 
+impl ProviderError {
+    /// Why the provider has no room for another machine, if that is the error: one that is removed makes room.
+    pub fn no_room(&self) -> Option<String> {
+        match self {
+            ProviderError::Openstack(error) => error.no_room(),
+            _ => None,
+        }
+    }
+}
+
 /// The providers' directory on this host.
 #[derive(Clone, Debug)]
 pub struct Directories {
