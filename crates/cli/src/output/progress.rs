@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use quorate_control::{Agreed, Answer, ControlError, Event, Reporter};
 use quorate_core::model::{MemberName, Observation};
-use quorate_core::planner::{Decision, Effect, Step, WaitingFor};
+use quorate_core::planner::{Action, Decision, Effect, Step, WaitingFor};
 
 use super::page::{Page, Style};
 use super::plan::style_of;
@@ -41,6 +41,8 @@ struct State {
     /// Steps done, and how many were planned.
     done: usize,
     planned: Option<usize>,
+    /// The provider had no room for a machine next to a former one, which no plan foresees.
+    no_room: bool,
     lines_drawn: usize,
     drawn_at: Option<Instant>,
 }
@@ -67,6 +69,7 @@ impl Progress {
             told: HashSet::new(),
             done: 0,
             planned,
+            no_room: false,
             lines_drawn: 0,
             drawn_at: None,
         };
@@ -156,6 +159,9 @@ impl Reporter for Progress {
                 if !self.terminal {
                     self.line(&format!("{} …", self.subject(step)));
                 }
+                if self.state.borrow().makes_room(step) {
+                    self.line(&format!("  because {}", step.why));
+                }
             }
             Event::Done(step) => {
                 self.state.borrow_mut().done(step);
@@ -166,6 +172,7 @@ impl Reporter for Progress {
                 }
             }
             Event::Failed(step, error) => {
+                self.state.borrow_mut().no_room |= error.no_room().is_some();
                 self.line(&format!("{} … failed: {}", self.subject(step), why_failed(error)));
             }
         }
@@ -243,6 +250,11 @@ impl State {
         (!new.is_empty()).then(|| format!("waiting for {}", new.join("; ")))
     }
 
+    /// Whether a member leaves before its successor comes: the reason says how many failures are tolerated meanwhile.
+    fn makes_room(&self, step: &Step) -> bool {
+        self.no_room && matches!(step.action, Action::RemoveMember { .. } | Action::StopPatroni { .. })
+    }
+
     fn begins(&mut self, step: &Step) {
         self.enter(step, step.action.stage());
     }
@@ -312,7 +324,7 @@ fn why_failed(error: &ControlError) -> String {
 
 #[cfg(test)]
 mod tests {
-    use quorate_core::planner::{Action, Precondition, Reason, WaitingFor};
+    use quorate_core::planner::{Precondition, Reason, WaitingFor};
 
     use super::*;
 

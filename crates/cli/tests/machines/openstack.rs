@@ -101,7 +101,7 @@ impl Drop for Servers {
 
 /// The same as the cloud's operator.
 fn operator(arguments: &[&str]) -> Run {
-    openstack(&[&["--os-cloud=admin", "--os-compute-api-version=2.72"], arguments].concat())
+    openstack(&[&["--os-cloud=admin", "--os-compute-api-version=2.72"][..], arguments].concat())
 }
 
 /// The flavors of all servers.
