@@ -174,6 +174,7 @@ impl Wish<'_> {
             kind: self.spec.kind,
             program: Program::this().clone(),
             not_upgraded: BTreeMap::new(),
+            no_room: BTreeMap::new(),
             power: ledger.power,
             destroy: destruction(ledger),
             downtime: ledger.downtime.is_some(),

@@ -210,6 +210,14 @@ impl ProviderError {
             _ => None,
         }
     }
+
+    /// Why the provider has no room for another machine, if that is the error: one that is removed makes room.
+    pub fn no_room(&self) -> Option<String> {
+        match self {
+            ProviderError::Openstack(error) => error.no_room(),
+            _ => None,
+        }
+    }
 }
 
 /// The providers' directory on this host.

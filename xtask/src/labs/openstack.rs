@@ -21,11 +21,12 @@ use super::image;
 use crate::etcd;
 use crate::host::{self, Need};
 use crate::lab::Lab;
+use crate::postgres;
 use crate::static_build::lab_program;
 use crate::test::build;
 use crate::weed;
 use cache::Cache;
-use cloud::Cloud;
+use cloud::{Cloud, With};
 
 const NEEDS: [Need; 3] = [
     Need::Command { name: "mmdebstrap", package: "mmdebstrap" },
@@ -99,6 +100,7 @@ pub fn prepare(lab: &Lab, options: &Options) -> Result<(Cache, Option<PathBuf>)>
     if !options.core {
         etcd::run(lab, false)?;
         weed::run(lab)?;
+        postgres::ensure(lab)?;
     }
     let image = boots(options).then(|| machine_image(lab)).transpose()?;
     Ok((cache, image))
@@ -120,7 +122,7 @@ pub fn inside(options: &Options, set_up: bool) -> Result<()> {
     if set_up {
         return Cloud::set_up(&cache);
     }
-    let cloud = Cloud::start(&cache, boots(options))?;
+    let cloud = Cloud::start(&cache, With { machines: boots(options), keeping: !options.core })?;
     cloud.upload(std::env::var_os(IMAGE_VARIABLE).as_deref().map(Path::new))?;
     let client = cloud.client()?;
     let tell = |mut command: Command| {

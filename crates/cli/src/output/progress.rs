@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use quorate_control::{Agreed, Answer, ControlError, Event, Reporter};
 use quorate_core::model::{MemberName, Observation};
-use quorate_core::planner::{Decision, Effect, Plan, Step, WaitingFor};
+use quorate_core::planner::{Action, Decision, Effect, Plan, Step, WaitingFor};
 
 use super::page::{Page, Style};
 use super::plan::style_of;
@@ -43,6 +43,8 @@ struct State {
     planned: Option<Planned>,
     /// The last failure of each step, which is not repeated.
     failures: HashMap<String, String>,
+    /// The provider had no room for a machine next to a former one, which no plan foresees.
+    no_room: bool,
     lines_drawn: usize,
     drawn_at: Option<Instant>,
 }
@@ -91,6 +93,7 @@ impl Progress {
             done: 0,
             planned,
             failures: HashMap::new(),
+            no_room: false,
             lines_drawn: 0,
             drawn_at: None,
         };
@@ -180,6 +183,9 @@ impl Reporter for Progress {
                 if !self.terminal {
                     self.line(&format!("{} …", self.subject(step)));
                 }
+                if self.state.borrow().makes_room(step) {
+                    self.line(&format!("  because {}", step.why));
+                }
             }
             Event::Done(step) => {
                 self.state.borrow_mut().done(step);
@@ -191,6 +197,7 @@ impl Reporter for Progress {
                 }
             }
             Event::Failed(step, error) => {
+                self.state.borrow_mut().no_room |= error.no_room().is_some();
                 let (subject, why) = (self.subject(step), why_failed(error));
                 if self.state.borrow_mut().is_new_failure(&subject, &why) {
                     self.line(&format!("{subject} … failed: {why}"));
@@ -270,6 +277,11 @@ impl State {
         let new: Vec<String> =
             decision.waiting.iter().filter(|w| self.told.insert(subject(w))).map(ToString::to_string).collect();
         (!new.is_empty()).then(|| format!("waiting for {}", new.join("; ")))
+    }
+
+    /// Whether a member leaves before its successor comes: the reason says how many failures are tolerated meanwhile.
+    fn makes_room(&self, step: &Step) -> bool {
+        self.no_room && matches!(step.action, Action::RemoveMember { .. } | Action::StopPatroni { .. })
     }
 
     fn begins(&mut self, step: &Step) {
@@ -364,7 +376,7 @@ fn why_failed(error: &ControlError) -> String {
 #[cfg(test)]
 mod tests {
     use quorate_core::model::MachineId;
-    use quorate_core::planner::{Action, Precondition, Reason, WaitingFor};
+    use quorate_core::planner::{Precondition, Reason, WaitingFor};
 
     use super::*;
 

@@ -14,4 +14,5 @@ mod one_network;
 mod openstack;
 mod reboots;
 mod seed_disk;
+mod shop;
 mod writer;

@@ -4,19 +4,27 @@
 mod bodies;
 mod changes;
 mod metadata;
+mod moved;
+mod postgres;
+mod quota;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::UdpSocket;
 use std::process::Command;
 
 use serde_json::Value;
 
 use crate::common::{OLDEST, Run, Sandbox, eventually, lab};
 use crate::ground::{chapter, incarnation};
+use bodies::ip;
 
 /// The `clouds.yaml` of the lab, and a client for what quorate is not asked to do.
 const CLOUDS: &str = "QUORATE_LAB_OPENSTACK_CLOUDS";
 const CLIENT: &str = "QUORATE_LAB_OPENSTACK_CLIENT";
 const NAME: &str = "lab-nova";
+/// A network that only machines are on, with a subnet of IPv4 and one of IPv6; and addresses there that nobody has.
+const SECOND: &str = "second";
+const LISTENERS: [&str; 2] = ["10.81.255.1/16", "fd42:81::ffff:1/64"];
 
 struct Servers {
     sandbox: Sandbox,
@@ -91,6 +99,17 @@ impl Drop for Servers {
     }
 }
 
+/// The same as the cloud's operator.
+fn operator(arguments: &[&str]) -> Run {
+    openstack(&[&["--os-cloud=admin", "--os-compute-api-version=2.72"][..], arguments].concat())
+}
+
+/// The flavors of all servers.
+fn flavors() -> Vec<String> {
+    let listed = openstack(&["server", "list", "--format=value", "--column=Flavor"]).ok().stdout;
+    listed.lines().map(str::to_owned).collect()
+}
+
 /// A client of the lab, as the user that quorate is.
 fn openstack(arguments: &[&str]) -> Run {
     let client = std::env::var_os(CLIENT).expect("the lab says where its client is");
@@ -118,10 +137,37 @@ clusters:
         network: lab
         availability_zone: real
         data_size: 1GiB
+        more_ports: [{{network: {SECOND}, subnet: second}}, {{network: {SECOND}, subnet: second-6}}]
     members:
 {members}    etcd: {{version: {OLDEST}, heartbeat: 500ms, election: 5s}}
 "
     )
+}
+
+/// Each guest answers at the addresses of its further ports, on the bridge that neutron has for their network.
+fn assert_further_interfaces() {
+    let id = openstack(&["network", "show", SECOND, "--format=value", "--column=id"]).ok().stdout;
+    let bridge = format!("brq{}", &id[..11]);
+    for address in LISTENERS {
+        ip(&["address", "add", address, "dev", &bridge, "nodad"]);
+    }
+    let ports: Value = openstack(&["port", "list", "--network", SECOND, "--format=json"]).ok().json();
+    let fixed = |port: &Value| port["Fixed IP Addresses"][0]["ip_address"].as_str().expect("an address").to_owned();
+    let addresses: BTreeSet<String> = ports.as_array().expect("ports").iter().map(fixed).collect();
+    assert_eq!(addresses.iter().filter(|address| address.contains(':')).count(), 3, "{addresses:?}");
+    assert_eq!(addresses.len(), 6, "{addresses:?}");
+    for address in addresses {
+        eventually(&format!("who has {address}"), 60, || {
+            let local = if address.contains(':') { "[::]:0" } else { "0.0.0.0:0" };
+            let socket = UdpSocket::bind(local).expect("a socket");
+            let _ = socket.send_to(b"who has it", (address.as_str(), 9));
+            let found: Run = Command::new("ip").args(["neighbour", "show", &address]).output().expect("ip runs").into();
+            found.stdout.contains("lladdr")
+        });
+    }
+    for address in LISTENERS {
+        ip(&["address", "delete", address, "dev", &bridge]);
+    }
 }
 
 #[test]
@@ -141,6 +187,7 @@ fn nova_boots_three_machines_one_is_deleted_one_is_replaced_and_all_are_destroye
             assert!(!text.contains(word), "{word} in {shown:#}");
         }
     });
+    chapter("each has an interface of IPv4 and one of IPv6 on another network", assert_further_interfaces);
     let volumes = names("volume");
     chapter("a server is deleted behind our back, then apply", || {
         openstack(&["server", "delete", "--wait", &server]).ok();

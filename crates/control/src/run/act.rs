@@ -132,8 +132,11 @@ impl Controller {
             Action::CreateMachine { member, incarnation, data } => {
                 let made = self.create(desired, member, *incarnation, *data).await;
                 // A failure may be caused by another controller that has removed this one's drafts.
-                if made.is_err() {
-                    self.held.confirm(Timestamp::now())?
+                if let Err(error) = &made {
+                    self.held.confirm(Timestamp::now())?;
+                    // The next decision may remove a former machine first.
+                    let told = error.no_room().map(|why| (member.clone(), why));
+                    self.no_room.borrow_mut().extend(told);
                 }
                 made
             }

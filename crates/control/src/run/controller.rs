@@ -62,6 +62,8 @@ pub struct Controller {
     verb: String,
     /// Agents that did not accept the new program in this run, and why.
     pub(crate) not_upgraded: RefCell<BTreeMap<MemberName, String>>,
+    /// Members for whose machines the provider had no room in this run, and why.
+    pub(crate) no_room: RefCell<BTreeMap<MemberName, String>>,
     /// The ledger as it was before this run.
     before: Option<Ledger>,
 }
@@ -92,6 +94,7 @@ impl Controller {
             history,
             verb: verb.to_owned(),
             not_upgraded: RefCell::default(),
+            no_room: RefCell::default(),
             before,
         })
     }
@@ -105,8 +108,8 @@ impl Controller {
         let ledger = self.held.ledger();
         let brought = self.brought.fingerprints(&self.home, &ledger);
         let wish = Wish { spec: &ledger.spec, brought: &brought, arch: arch() };
-        let not_upgraded = self.not_upgraded.borrow().clone();
-        Desired { not_upgraded, ..wish.desire(&ledger, &quorate_pki::random_hex(6)) }
+        let (not_upgraded, no_room) = (self.not_upgraded.borrow().clone(), self.no_room.borrow().clone());
+        Desired { not_upgraded, no_room, ..wish.desire(&ledger, &quorate_pki::random_hex(6)) }
     }
 
     /// Observes, decides and acts until nothing is left to do. However it ends, the lock is released here and nowhere else.

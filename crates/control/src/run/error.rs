@@ -77,6 +77,14 @@ impl ControlError {
         matches!(self.cause(), ControlError::Verification { .. } | ControlError::NotStaged { .. })
     }
 
+    /// Why the provider has no room for another machine, if that is what failed.
+    pub fn no_room(&self) -> Option<String> {
+        match self.cause() {
+            ControlError::Provider(error) => error.no_room(),
+            _ => None,
+        }
+    }
+
     /// Whether continuing would conflict with another controller. Only the ledger can say so: an agent that claims it may lie.
     pub fn is_taken_over(&self) -> bool {
         matches!(self.cause(), ControlError::Ledger(LedgerError::Lost { .. }))

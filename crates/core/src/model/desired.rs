@@ -42,6 +42,8 @@ pub struct Desired {
     pub program: Program,
     /// Members whose agents did not take it when this run tried, and why.
     pub not_upgraded: BTreeMap<MemberName, String>,
+    /// Members for whose machines the provider had no room when this run tried to create them, and why.
+    pub no_room: BTreeMap<MemberName, String>,
     /// The highest fencing number ever given out.
     pub fence: u64,
     pub members: BTreeMap<MemberName, DesiredMember>,

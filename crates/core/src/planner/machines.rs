@@ -74,16 +74,51 @@ fn is_awaited_by_its_data(view: &View<'_>, member: &MemberName, wish: &DesiredMe
     wish.renewing.is_some() && !desired.replaces_data() && address.is_some_and(is_free)
 }
 
+/// Whether a machine must be removed before that of a member is created: it has its address, or it is no longer wanted and the provider has
+/// no room for both.
+pub(crate) fn makes_way(
+    desired: &Desired,
+    (other, machine): (&MemberName, &MachineSeen),
+    member: &MemberName,
+    wish: &DesiredMember,
+) -> bool {
+    let has_its_address = wish.address.is_some() && wish.address == machine.address;
+    let has_its_room = desired.no_room.contains_key(member) && !desired.wants(other);
+    other != member && (has_its_address || has_its_room)
+}
+
+/// Whether a member has no machine, and cannot have one before this other one is removed.
+pub(crate) fn awaits(view: &View<'_>, coming: &MemberName, other: &MemberName) -> bool {
+    let View { desired, seen, .. } = *view;
+    let (Some(machines), Some(wish)) = (seen.machines.get(), desired.members.get(coming)) else { return false };
+    let machine = machines.get(other).filter(|_| !machines.contains_key(coming));
+    machine.is_some_and(|machine| makes_way(desired, (other, machine), coming, wish))
+}
+
+/// Why a former machine is removed before its successor is created, if it must be. Meanwhile, the cluster tolerates so many failures.
+pub(crate) fn in_the_way(view: &View<'_>, other: &MemberName, survived: usize) -> Option<String> {
+    let desired = view.desired;
+    let coming = desired.members.keys().find(|member| awaits(view, member, other))?;
+    let why = match desired.no_room.get(coming) {
+        Some(why) => format!("there is no room for the new machine of {coming} next to it ({why})"),
+        None => String::from(
+            "its address is pinned for its new machine, which can only be created when this one is removed",
+        ),
+    };
+    let failures = if survived == 1 { "failure" } else { "failures" };
+    Some(format!("{why}; until that one has caught up, the cluster tolerates {survived} more {failures}"))
+}
+
 /// In a bootstrapped cluster a machine is created for a member that can join: while there is a quorum, and when no former
-/// machine has the address. If all data is being replaced, no member needs to join.
+/// machine has the address or the room. If all data is being replaced, no member needs to join.
 fn may_be_made(view: &View<'_>, member: &MemberName, wish: &DesiredMember) -> bool {
     let View { desired, seen, .. } = *view;
     if !desired.may_hold_data() {
         return true;
     }
     let machines = seen.machines.get().into_iter().flatten();
-    let mut others = machines.filter(|(name, machine)| *name != member && is_ours(desired, machine));
-    let free = !others.any(|(_, machine)| wish.address.is_some() && wish.address == machine.address);
+    let mut others = machines.filter(|(_, machine)| is_ours(desired, machine));
+    let free = !others.any(|other| makes_way(desired, other, member, wish));
     let may_join = || desired.is_proxy(member) || (wish.join_failed.is_none() && view.takes_members());
     free && (desired.replaces_data() || may_join())
 }

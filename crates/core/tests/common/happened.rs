@@ -60,6 +60,7 @@ pub(super) fn happen(scene: &mut Scene, member: &MemberName, words: &[&str]) {
             let etcd = &mut scene.facts_mut(member).etcd;
             etcd.attempt = ConfigAttempt::WithoutProgram { digest, seen: etcd.binary.clone() };
         }
+        ["has", "no", "room:", why @ ..] => drop(scene.no_room.insert(member.clone(), why.join(" "))),
         ["is", "not", "ready"] => scene.not_ready(member),
         ["database", "has", size] => {
             let size: Size = size.parse().expect("a size");

@@ -21,7 +21,11 @@ use super::Scene;
 
 /// A spec from the text below `postgres` of its only cluster.
 pub fn cluster(name: &str, members: usize, rest: &str) -> ClusterSpec {
-    let names: Vec<String> = (1..=members).map(|n| format!("{{name: pg-{n}}}")).collect();
+    let address = |n: usize| match rest.contains("network: fixed") {
+        true => format!(", address: 192.0.2.{n}"),
+        false => String::new(),
+    };
+    let names: Vec<String> = (1..=members).map(|n| format!("{{name: pg-{n}{}}}", address(n))).collect();
     let head = format!("quorate: 1\nclusters:\n  - name: {name}\n    members: [{}]\n", names.join(", "));
     let own = "    postgres:\n      version: 15\n      dcs: {cluster: orders}\n";
     let text = head + own + rest;

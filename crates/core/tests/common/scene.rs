@@ -38,6 +38,8 @@ pub struct Scene {
     pub mute: BTreeSet<MemberName>,
     /// Agents that did not take the program when this run tried.
     pub not_upgraded: BTreeMap<MemberName, String>,
+    /// Members for whose machines there was no room when this run tried.
+    pub no_room: BTreeMap<MemberName, String>,
     /// How many plans were carried out; it ends the tokens of the next one.
     applied: u32,
 }
@@ -62,6 +64,7 @@ impl Scene {
             seen,
             mute: BTreeSet::new(),
             not_upgraded: BTreeMap::new(),
+            no_room: BTreeMap::new(),
             applied: 0,
         }
     }
@@ -71,8 +74,8 @@ impl Scene {
     }
 
     pub fn desired(&self) -> Desired {
-        let not_upgraded = self.not_upgraded.clone();
-        Desired { not_upgraded, ..self.wish().desire(&self.ledger, &self.token_suffix()) }
+        let (not_upgraded, no_room) = (self.not_upgraded.clone(), self.no_room.clone());
+        Desired { not_upgraded, no_room, ..self.wish().desire(&self.ledger, &self.token_suffix()) }
     }
 
     pub fn decide(&self) -> Decision {
@@ -90,6 +93,7 @@ impl Scene {
         let (mut steps, mut rounds) = (Vec::new(), Vec::new());
         for _ in 0..MOST_ROUNDS {
             let desired = self.wish().desire(&world.ledger, &self.token_suffix());
+            let desired = Desired { no_room: self.no_room.clone(), ..desired };
             let seen = world.observe();
             let decision = decide(&desired, &seen);
             rounds.push(decision.clone());

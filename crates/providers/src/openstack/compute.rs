@@ -9,10 +9,10 @@ use tokio::time::sleep;
 
 use super::catalogue::Service::Compute;
 use super::error::{OpenstackError, check_room};
-use super::server::{Server, marked, tag};
-use super::session::Call;
+use super::server::{SOFT_DELETED, Server, marked, tag};
+use super::session::{Call, Session};
 use super::{LINGERING, Openstack, one_of, text};
-use crate::marks::Mark;
+use crate::marks::{Mark, State};
 use crate::web::escaped;
 
 /// Needed for the policy of server groups.
@@ -26,11 +26,29 @@ const STOPPING: Duration = Duration::from_secs(180);
 const STARTING: Duration = Duration::from_secs(180);
 
 impl Openstack {
-    /// Servers with a mark of this cluster's name, in one list.
+    /// Servers with a mark of this cluster's name, in one list. Where a machine is missing, a second list has those that were deleted and
+    /// that the cloud still keeps.
     pub(super) async fn marked(&self) -> Result<Vec<(Server, Mark)>, OpenstackError> {
-        let path = format!("/servers/detail?tags={}", escaped(&tag(self.spec.name.as_str())));
-        let all = self.session()?.list("list servers", Compute, &path, "servers", Some(VERSION)).await?;
-        Ok(all.iter().filter_map(marked).filter(|(_, mark)| mark.cluster == self.spec.name.as_str()).collect())
+        let tagged = format!("/servers/detail?tags={}", escaped(&tag(self.spec.name.as_str())));
+        let all = self.session()?.list("list servers", Compute, &tagged, "servers", Some(VERSION)).await?;
+        let mut found = self.of_this_name(all.iter().filter_map(marked));
+        if self.lacks_a_machine(&found) {
+            let deleted = self.session()?.soft_deleted(&format!("{tagged}&")).await?;
+            found.extend(self.of_this_name(deleted));
+        }
+        Ok(found)
+    }
+
+    pub(super) fn of_this_name(&self, all: impl IntoIterator<Item = (Server, Mark)>) -> Vec<(Server, Mark)> {
+        all.into_iter().filter(|(_, mark)| mark.cluster == self.spec.name.as_str()).collect()
+    }
+
+    /// Whether one of the spec's machines is not among these.
+    pub(super) fn lacks_a_machine(&self, found: &[(Server, Mark)]) -> bool {
+        let is_of = |mark: &Mark, seat: &str| {
+            mark.state == State::Whole && mark.cluster_id == self.cluster_id && mark.member.seat() == seat
+        };
+        self.spec.machines().any(|member| !found.iter().any(|(_, mark)| is_of(mark, member.name.as_str())))
     }
 
     /// Servers with a mark of this cluster's ID.
@@ -185,7 +203,7 @@ impl Openstack {
             deleted => drop(deleted?),
         }
         let within = if server.power() == PowerState::Stopping { self.deleting.min(LINGERING) } else { self.deleting };
-        let kept = self.wait(server, within, |now| now.status == "SOFT_DELETED").await?;
+        let kept = self.wait(server, within, |now| now.is_soft_deleted() && !now.is_busy()).await?;
         if let Some(kept) = kept {
             // Until then it keeps its port and its volumes.
             self.action(&kept, "delete", json!({ "forceDelete": null })).await?;
@@ -345,6 +363,16 @@ impl Openstack {
         let ours = self.ours().await?;
         let found = ours.into_iter().find(|(_, mark)| mark.is_of(machine) && mark.fence == fence);
         Ok(found.map(|(server, _)| json!({ "server": { "id": server.id } })))
+    }
+}
+
+impl Session {
+    /// Servers that were deleted, and that the cloud keeps until nobody can want them back. No list shows them unless it is of this state and
+    /// also of changes since a time. `path`: of a list, up to its next parameter.
+    pub(super) async fn soft_deleted(&self, path: &str) -> Result<Vec<(Server, Mark)>, OpenstackError> {
+        let path = format!("{path}status={SOFT_DELETED}&changes-since=1970-01-01T00:00:00Z");
+        let all = self.list("list deleted servers", Compute, &path, "servers", Some(VERSION)).await?;
+        Ok(all.iter().filter_map(marked).filter(|(server, _)| server.is_soft_deleted()).collect())
     }
 }
 

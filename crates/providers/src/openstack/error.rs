@@ -163,6 +163,13 @@ impl OpenstackError {
         matches!(self, OpenstackError::Refused { said, .. } if said.to_lowercase().contains("quota"))
     }
 
+    /// Why there is no room for another server: a quota, or hosts, of which anti-affinity may need one for each server.
+    pub(crate) fn no_room(&self) -> Option<String> {
+        let has_no_host = matches!(self, OpenstackError::Refused { said, .. } if said.contains("No valid host"));
+        let is_full = matches!(self, OpenstackError::NoRoom { .. }) || self.is_quota() || has_no_host;
+        is_full.then(|| self.to_string())
+    }
+
     /// Whether the request may have been carried out although there is no good answer.
     pub(super) fn is_unsure(&self) -> bool {
         matches!(self, OpenstackError::Unreachable { sent: true, .. } | OpenstackError::Failed { .. })

@@ -23,8 +23,12 @@ pub(super) struct Listing {
     /// The clusters that have used it: a second observation needs a new list.
     used_by: BTreeSet<String>,
     /// None: the only one so far was listed by its tag.
-    servers: Option<Rc<Vec<(Server, Mark)>>>,
+    servers: Option<Found>,
+    /// Those that were deleted and that the cloud still keeps, if a cluster lacked a machine.
+    deleted: Option<Found>,
 }
+
+type Found = Rc<Vec<(Server, Mark)>>;
 
 impl Openstack {
     /// Servers with a mark of this cluster's name, from a list that other clusters may share.
@@ -39,7 +43,7 @@ impl Openstack {
         let Some(mut listing) = of_now else {
             let (begun, used_by) = (Instant::now(), BTreeSet::from([name]));
             let found = self.marked().await?;
-            *last = Some(Listing { begun, changes, used_by, servers: None });
+            *last = Some(Listing { begun, changes, used_by, servers: None, deleted: None });
             return Ok(found);
         };
         let servers = match listing.servers.take() {
@@ -50,7 +54,15 @@ impl Openstack {
                 Rc::new(all.iter().filter_map(server::marked).collect::<Vec<_>>())
             }
         };
-        let found = servers.iter().filter(|(_, mark)| mark.cluster == name).cloned().collect();
+        let mut found = self.of_this_name(servers.iter().cloned());
+        if self.lacks_a_machine(&found) {
+            let deleted = match listing.deleted.take() {
+                Some(deleted) => deleted,
+                None => Rc::new(session.soft_deleted("/servers/detail?").await?),
+            };
+            found.extend(self.of_this_name(deleted.iter().cloned()));
+            listing.deleted = Some(deleted);
+        }
         listing.used_by.insert(name);
         *last = Some(Listing { servers: Some(servers), ..listing });
         Ok(found)

@@ -8,6 +8,9 @@ use serde_json::{Value, json};
 use super::error::OpenstackError;
 use crate::marks::{Mark, key};
 
+/// Deleted, in a cloud that can restore servers for some time. It still has its disks, its ports and its volumes.
+pub(super) const SOFT_DELETED: &str = "SOFT_DELETED";
+
 /// The tag by which the servers of clusters of this name are listed.
 pub(super) fn tag(cluster: &str) -> String {
     key(cluster)
@@ -63,9 +66,7 @@ impl Server {
             ("ACTIVE", Some("powering-off")) => PowerState::Stopping,
             ("ACTIVE" | "REBOOT" | "HARD_REBOOT" | "PASSWORD" | "MIGRATING" | "VERIFY_RESIZE", _) => PowerState::On,
             ("SHUTOFF", Some("powering-on")) | ("BUILD" | "REBUILD", _) => PowerState::Starting,
-            ("SHUTOFF" | "SHELVED" | "SHELVED_OFFLOADED" | "PAUSED" | "SUSPENDED" | "SOFT_DELETED", _) => {
-                PowerState::Off
-            }
+            ("SHUTOFF" | "SHELVED" | "SHELVED_OFFLOADED" | "PAUSED" | "SUSPENDED" | SOFT_DELETED, _) => PowerState::Off,
             ("ERROR", _) => PowerState::On,
             _ => PowerState::Unknown,
         }
@@ -74,6 +75,10 @@ impl Server {
     /// Whether it keeps its memory: anybody may let it go on where it was, without quorate.
     pub(super) fn is_frozen(&self) -> bool {
         matches!(self.status.as_str(), "PAUSED" | "SUSPENDED")
+    }
+
+    pub(super) fn is_soft_deleted(&self) -> bool {
+        self.status == SOFT_DELETED
     }
 
     /// Whether it is broken and does not run.
@@ -90,7 +95,7 @@ impl Server {
             "SUSPENDED" => ("resume", "resume"),
             "SHELVED" | "SHELVED_OFFLOADED" => ("unshelve", "unshelve"),
             "VERIFY_RESIZE" => ("confirm the resize of", "confirmResize"),
-            "SOFT_DELETED" => ("restore", "restore"),
+            SOFT_DELETED => ("restore", "restore"),
             "ERROR" if self.is_down() => return Some(("reboot", json!({ "reboot": { "type": "HARD" } }))),
             _ => return None,
         };

@@ -4,7 +4,7 @@ use serde_json::json;
 
 use quorate_core::kinds::etcd::spec::ClientAuth;
 use quorate_core::kinds::etcd::versions;
-use quorate_core::model::Ledger;
+use quorate_core::model::{Ledger, PowerState};
 use quorate_core::providers::openstack::OpenstackSettings;
 use quorate_core::spec;
 
@@ -224,20 +224,49 @@ async fn clusters_that_are_only_observed_share_a_list() {
         (script.seen.len(), script.tokens)
     };
     assert_eq!((calls, tokens), (2, 1), "one by tag, one for all, one token");
-    // Who looks again sees what is new.
-    script.lock().unwrap().then.push_back(list(Vec::new()));
+    // Who looks again sees what is new, and asks for deleted servers if its own is missing.
+    script.lock().unwrap().then.extend([list(Vec::new()), list(Vec::new())]);
     assert_eq!(observed("c5", &session).machines().await.unwrap().found.len(), 0);
     // So does everybody after this program has changed anything.
-    let again = [list(Vec::new()), list(vec![server("c7")]), status(200), list(vec![])];
+    let nothing = || list(Vec::new());
+    let again = [nothing(), nothing(), list(vec![server("c7")]), status(200), nothing(), nothing()];
     script.lock().unwrap().then.extend(again);
     assert_eq!(observed("c5", &session).machines().await.unwrap().found.len(), 0);
     assert_eq!(observed("c7", &session).machines().await.unwrap().found.len(), 1);
     session.change(post()).await.unwrap();
     assert_eq!(observed("c8", &session).machines().await.unwrap().found.len(), 0);
-    assert_eq!(script.lock().unwrap().seen.len(), 7);
+    assert_eq!(script.lock().unwrap().seen.len(), 10);
     // A cluster that acts never takes what was listed for others.
     let acting = Openstack { only_looks: false, ..observed("c9", &session) };
-    script.lock().unwrap().then.push_back(list(Vec::new()));
+    script.lock().unwrap().then.extend([nothing(), nothing()]);
     acting.machines().await.unwrap();
-    assert_eq!(script.lock().unwrap().seen.len(), 8);
+    assert_eq!(script.lock().unwrap().seen.len(), 12);
+}
+
+#[tokio::test]
+async fn servers_that_were_deleted_and_are_kept_are_machines_that_are_off() {
+    let kept = |name: &str| {
+        let mut server = server(name);
+        server["status"] = json!("SOFT_DELETED");
+        server
+    };
+    let script = script([]);
+    let session = Rc::new(serve(script.clone()).await);
+    let lists = [
+        ("?tags=quorate.c0", vec![]),
+        ("?tags=quorate.c0&status=SOFT_DELETED&changes-since=1970-01-01T00:00:00Z", vec![kept("c0")]),
+        ("", vec![server("c3")]),
+        // Somebody else has restored the last one since.
+        ("?status=SOFT_DELETED&changes-since=1970-01-01T00:00:00Z", vec![kept("c1"), kept("c2"), server("c4")]),
+    ];
+    for (query, servers) in lists {
+        let answer = Then::Answer(200, json!({ "servers": servers }));
+        script.lock().unwrap().always.insert(format!("GET /v2.1/servers/detail{query}"), answer);
+    }
+    let (on, off) = (Some(PowerState::On), Some(PowerState::Off));
+    for (name, expected) in [("c0", off), ("c1", off), ("c2", off), ("c3", on), ("c4", None)] {
+        let found = observed(name, &session).machines().await.unwrap().found;
+        assert_eq!(found.first().map(|(_, machine)| machine.power), expected, "{name}");
+    }
+    assert_eq!(script.lock().unwrap().seen.len(), 4, "each list was asked for once");
 }

@@ -45,6 +45,9 @@ impl Openstack {
             match self.set_metadata(server, &going).await {
                 // Its data is not given up before that is marked, and a gateway may say of anything that it is absent.
                 Err(error) if error.is_absent() && self.look_at(server).await?.is_none() => {}
+                // Nova changes nothing of a server that is broken, shelved, rescued, resized or deleted. It is deleted as it is; if this is
+                // interrupted before, it still counts as a machine and is deleted again.
+                Err(error) if error.is_conflict() => {}
                 changed => changed?,
             }
         }

@@ -18,12 +18,13 @@ use crate::{host, labs};
 const COMMON: &str = include_str!("etc/common.conf");
 const PLACEMENT: &str = include_str!("etc/placement.conf");
 /// Files of the root, and what is in them.
-const FILES: [(&str, &str); 13] = [
+const FILES: [(&str, &str); 14] = [
     ("etc/lab/common.conf", COMMON),
     ("etc/lab/keystone.conf", include_str!("etc/keystone.conf")),
     ("etc/lab/glance.conf", include_str!("etc/glance.conf")),
     ("etc/lab/placement.conf", PLACEMENT),
     ("etc/lab/nova.conf", include_str!("etc/nova.conf")),
+    ("etc/lab/keeping.conf", include_str!("etc/keeping.conf")),
     ("etc/lab/real.conf", include_str!("etc/real.conf")),
     ("etc/lab/neutron.conf", include_str!("etc/neutron.conf")),
     ("etc/lab/linuxbridge.ini", include_str!("etc/linuxbridge.ini")),
@@ -82,18 +83,26 @@ pub fn sources() -> impl std::hash::Hash {
     (FILES, [CATALOGUE, CLOUD, MOUNT_NFS, TOGETHER])
 }
 
+/// What a cloud has besides its control plane and the hosts whose guests are records.
+#[derive(Clone, Copy)]
+pub struct With {
+    /// The host whose guests are emulated.
+    pub machines: bool,
+    /// The region that keeps deleted servers.
+    pub keeping: bool,
+}
+
 pub struct Cloud {
     root: PathBuf,
-    /// Whether it has the host whose guests are emulated.
-    boots: bool,
+    with: With,
     begun: Instant,
     daemons: Mutex<Vec<(String, Child)>>,
 }
 
 impl Cloud {
-    /// A cloud that was set up before. If it `boots` machines, with the host for them.
-    pub fn start(cache: &Cache, boots: bool) -> Result<Self> {
-        let cloud = Self::in_root(&[&cache.state, &cache.root], boots)?;
+    /// A cloud that was set up before.
+    pub fn start(cache: &Cache, with: With) -> Result<Self> {
+        let cloud = Self::in_root(&[&cache.state, &cache.root], with)?;
         cloud.start_databases()?;
         cloud.start_identity()?;
         cloud.start_services()?;
@@ -103,7 +112,7 @@ impl Cloud {
 
     /// A new one. What must not be done again at each start is kept.
     pub fn set_up(cache: &Cache) -> Result<()> {
-        let cloud = Self::in_root(&[&cache.root], true)?;
+        let cloud = Self::in_root(&[&cache.root], With { machines: true, keeping: false })?;
         cloud.install().inspect_err(|_| cloud.show_troubles())?;
         cloud.run(&["mariadb-admin", "--no-defaults", SOCKET, "shutdown"])?;
         for (_, daemon) in
@@ -122,9 +131,9 @@ impl Cloud {
         cache::put(&finished, &cache.state)
     }
 
-    fn in_root(layers: &[&PathBuf], boots: bool) -> Result<Self> {
+    fn in_root(layers: &[&PathBuf], with: With) -> Result<Self> {
         let root = Path::new(PLACE).join("root");
-        let cloud = Cloud { root, boots, begun: Instant::now(), daemons: Mutex::default() };
+        let cloud = Cloud { root, with, begun: Instant::now(), daemons: Mutex::default() };
         cloud.make_root(layers)?;
         cloud.fill_root()?;
         make_network()?;
@@ -244,7 +253,7 @@ impl Cloud {
     }
 
     fn start_services(&self) -> Result<()> {
-        for name in ["virtlogd", "libvirtd"].into_iter().filter(|_| self.boots) {
+        for name in ["virtlogd", "libvirtd"].into_iter().filter(|_| self.with.machines) {
             self.daemon(name, &mut self.command(&[name]))?;
         }
         // Services that do not find it wait longer and longer before they try again.
@@ -256,16 +265,21 @@ impl Cloud {
         };
         self.daemon("neutron", &mut of("neutron-server", &["neutron.conf"]))?;
         self.daemon("glance", &mut of("glance-api", &["glance.conf"]))?;
-        if self.boots {
+        if self.with.machines {
             self.daemon("linuxbridge", &mut of("neutron-linuxbridge-agent", &["neutron.conf", "linuxbridge.ini"]))?;
         }
         let nova: Vec<Service> = ["api", "conductor", "scheduler"]
             .map(|name| Service { module: format!("nova.cmd.{name}"), log: format!("nova-{name}"), own: None })
             .into_iter()
-            .chain(FAKE_HOSTS.iter().chain(self.boots.then_some(&"real")).map(|host| Service {
+            .chain(FAKE_HOSTS.iter().chain(self.with.machines.then_some(&"real")).map(|host| Service {
                 module: String::from("nova.cmd.compute"),
                 log: format!("nova-compute-{host}"),
                 own: Some(format!("{host}.conf")),
+            }))
+            .chain(self.with.keeping.then(|| Service {
+                module: String::from("nova.cmd.api"),
+                log: String::from("nova-api-keeping"),
+                own: Some(String::from("keeping.conf")),
             }))
             .collect();
         self.start_together("nova", &nova)?;
@@ -297,8 +311,12 @@ impl Cloud {
             ("cinder", 8776, "/"),
             ("nova", 8774, "/"),
         ];
-        services.iter().try_for_each(|(name, port, path)| self.until(name, || Ok(answers(*port, path))))?;
-        let machines = usize::from(self.boots);
+        let keeping = self.with.keeping.then_some(("nova that keeps deleted servers", 8784, "/"));
+        services
+            .into_iter()
+            .chain(keeping)
+            .try_for_each(|(name, port, path)| self.until(name, || Ok(answers(port, path))))?;
+        let machines = usize::from(self.with.machines);
         // Who has not reported since the start is not seen as being there.
         let reports = [
             (
@@ -442,7 +460,7 @@ impl Cloud {
     /// Fails if the suites left anything behind.
     pub fn nothing_is_left(&self) -> Result<()> {
         let left = self.python(LEFT, &[])?;
-        let list: &[&str] = if self.boots { &["virsh", "list", "--all", "--name"] } else { &["true"] };
+        let list: &[&str] = if self.with.machines { &["virsh", "list", "--all", "--name"] } else { &["true"] };
         let domains = self.run(list)?;
         let left: Vec<&str> = left.lines().chain(domains.split_whitespace()).collect();
         ensure!(left.is_empty(), "the suite has left:\n{}", left.join("\n"));

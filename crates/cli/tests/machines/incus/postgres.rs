@@ -2,21 +2,20 @@
 //! client writes. No commit that was confirmed is lost.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::process::Command;
 
 use serde_json::Value;
 
 use super::{Containers, IMAGE, NETWORK, POOL, exec, incus, volumes};
-use crate::common::{OLDEST, Run, eventually, signal};
+use crate::common::{OLDEST, eventually, signal};
 use crate::ground::chapter;
 use crate::reboots::assert_no_request;
+use crate::shop::{self, MEMBERS, psql};
 use crate::writer::while_storing;
 
 const POSTGRES_IMAGE: &str = "quorate-postgres";
 const NAME: &str = "lab-pg";
 /// Its instances have names that begin like those of the other cluster.
 const ETCD: &str = "lab-pg-dcs";
-const MEMBERS: [&str; 3] = ["pg-1", "pg-2", "pg-3"];
 const DATA: &str = "/var/lib/etcd.disk/postgresql/data";
 /// A file that a clone would not have.
 const MARK: &str = "/var/lib/etcd.disk/postgresql/data/lab-mark";
@@ -66,31 +65,21 @@ clusters:
         self.assert_healthy();
     }
 
-    fn status(&self) -> Value {
-        self.containers.sandbox.status(NAME)
-    }
-
-    /// All members stream, and nothing is left to do.
     #[track_caller]
     fn assert_healthy(&self) {
-        eventually("a healthy cluster", 60, || self.status()["verdict"] == "healthy");
-        let plan = self.containers.sandbox.quorate(&["plan", "cluster.yaml"]).ok().stdout;
-        assert!(plan.contains(&format!("cluster {NAME}: nothing to do")), "{plan}");
+        shop::assert_healthy(&self.containers.sandbox, NAME);
     }
 
     fn env(&self, user: &[&str]) -> BTreeMap<String, String> {
-        let arguments: Vec<&str> = ["env", NAME, "--output", "json"].into_iter().chain(user.iter().copied()).collect();
-        let shown = self.containers.sandbox.quorate(&arguments).ok().json();
-        shown.as_object().unwrap().iter().map(|(k, v)| (k.clone(), v.as_str().unwrap().to_owned())).collect()
+        shop::env(&self.containers.sandbox, NAME, user)
     }
 
     fn primary(&self) -> String {
-        self.status()["postgres"]["primary"].as_str().unwrap_or_default().to_owned()
+        shop::primary(&self.containers.sandbox, NAME)
     }
 
     fn replica(&self) -> String {
-        let primary = self.primary();
-        MEMBERS.into_iter().find(|member| *member != primary).expect("a replica").to_owned()
+        shop::replica(&self.containers.sandbox, NAME)
     }
 
     /// The machine that a member has now.
@@ -127,12 +116,6 @@ clusters:
         self.exec(member, &format!("touch {MARK}"));
         volumes()
     }
-}
-
-fn psql(env: &BTreeMap<String, String>, sql: &str) -> Run {
-    let mut command = Command::new("psql");
-    command.env_clear().env("PATH", "/usr/bin:/bin").env("PGCONNECT_TIMEOUT", "3").envs(env);
-    command.args(["--no-psqlrc", "-qAt", "-v", "ON_ERROR_STOP=1", "-c", sql]).output().expect("psql runs").into()
 }
 
 /// What systemd, the disk and the firewall of a machine look like.

@@ -1,6 +1,6 @@
-//! Bodies for servers that are records: a network namespace for each address, in which an agent and etcd run as they would on a guest. What a
-//! body is, nova's own metadata service says to it: it begins when a server has its address, from that server's user data and from nothing
-//! else, and ends with the server.
+//! Bodies for servers that are records: a network namespace for each address, in which an agent and its programs run as they would on a guest.
+//! What a body is, nova's own metadata service says to it: it begins when a server has its address, from that server's user data and from
+//! nothing else, and ends with the server. Its root is a directory, and so is its data volume, which stays.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -13,14 +13,16 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::openstack;
-use crate::common::lab;
+use crate::common::{lab, patroni};
 
 /// The network that the servers are on. Machines get their addresses by DHCP there, and bodies have theirs from the beginning.
 const NETWORK: &str = "with-dhcp";
 const RANGE: &str = "10.82.0.0/16";
+/// A router that is not there.
+const ROUTER: &str = "10.82.255.254";
 /// The lab's gateway, which is where machines find their metadata too.
 const GATEWAY: &str = "10.80.0.1";
-const METADATA: &str = "http://169.254.169.254/openstack/latest/meta_data.json";
+const METADATA: &str = "http://169.254.169.254/openstack/latest";
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// The address of the body at this place, from 1 on.
@@ -55,26 +57,30 @@ pub struct Body {
     name: String,
     link: String,
     root: PathBuf,
-    /// The programs.
-    etcd: PathBuf,
+    /// For all volumes.
+    volumes: PathBuf,
+    /// For the programs.
+    path: String,
     agent: Mutex<Option<Child>>,
 }
 
-fn ip(arguments: &[&str]) {
+pub fn ip(arguments: &[&str]) {
     let done = Command::new("ip").args(arguments).status().expect("ip runs");
     assert!(done.success(), "ip {arguments:?}");
 }
 
 impl Bodies {
-    /// So many, each of which waits for a server, with a network for them. They have this version of etcd.
+    /// So many, each of which waits for a server, with a network for them, where no other address is free. They have this version of etcd.
     pub fn new(count: usize, version: &str) -> Self {
         openstack(&["network", "create", NETWORK]).ok();
-        openstack(&["subnet", "create", NETWORK, "--network", NETWORK, "--subnet-range", RANGE, "--dhcp"]).ok();
+        let pool = format!("start={},end={}", address(1), address(count));
+        let subnet = ["subnet", "create", NETWORK, "--network", NETWORK, "--subnet-range", RANGE, "--dhcp"];
+        openstack(&[&subnet[..], &["--gateway", ROUTER, "--allocation-pool", &pool]].concat()).ok();
         // This is the router between them, in the lab's own namespace.
         fs::write("/proc/sys/net/ipv4/ip_forward", "1").expect("forwarding");
         let directory = tempfile::tempdir().expect("a directory");
         let all: Vec<Arc<Body>> =
-            (1..=count).map(|place| Arc::new(Body::new(directory.path(), place, lab(version)))).collect();
+            (1..=count).map(|place| Arc::new(Body::new(directory.path(), place, version))).collect();
         let over = Arc::new(AtomicBool::new(false));
         let keep = |body: &Arc<Body>| {
             let (body, over) = (body.clone(), over.clone());
@@ -84,8 +90,9 @@ impl Bodies {
         Bodies { all, over, keepers, _directory: directory }
     }
 
-    pub fn first(&self) -> &Body {
-        &self.all[0]
+    /// The one at this place, from 1 on.
+    pub fn at(&self, place: usize) -> &Body {
+        &self.all[place - 1]
     }
 }
 
@@ -108,7 +115,7 @@ impl Drop for Bodies {
 
 impl Body {
     /// With an address and a route, as DHCP would give them, and nothing else.
-    fn new(directory: &Path, place: usize, etcd: PathBuf) -> Self {
+    fn new(directory: &Path, place: usize, version: &str) -> Self {
         let (name, link) = (format!("body-{place}"), format!("body-link-{place}"));
         let address = format!("{}/32", address(place));
         ip(&["netns", "add", &name]);
@@ -119,8 +126,10 @@ impl Body {
         }
         ip(&["-n", &name, "address", "add", &address, "dev", "eth0"]);
         ip(&["route", "add", &address, "dev", &link]);
-        let root = directory.join(&name);
-        let body = Body { name, link, root, etcd, agent: Mutex::default() };
+        let (root, volumes) = (directory.join(&name), directory.join("volumes"));
+        let path = std::env::var("PATH").unwrap_or_default();
+        let path = format!("{}:{}:{path}", lab(version).display(), patroni().display());
+        let body = Body { name, link, root, volumes, path, agent: Mutex::default() };
         body.connect();
         body
     }
@@ -148,8 +157,7 @@ impl Body {
         fs::create_dir_all(&self.root).expect("a root");
         let log = File::options().create(true).append(true).open(self.log()).expect("a log");
         let mut command = self.inside(env!("CARGO_BIN_EXE_quorate"));
-        let path = std::env::var("PATH").unwrap_or_default();
-        command.args(arguments).arg("--root").arg(&self.root).env("PATH", format!("{}:{path}", self.etcd.display()));
+        command.args(arguments).arg("--root").arg(&self.root).env("PATH", &self.path);
         command.stdout(log.try_clone().expect("a log")).stderr(log);
         command
     }
@@ -167,18 +175,42 @@ impl Body {
         fs::read_to_string(self.log()).unwrap_or_default()
     }
 
-    /// The id of the server that has this address, if there is one. No answer says nothing.
-    fn server(&self) -> Result<Option<String>, ()> {
-        let asked = self.inside("curl").args(["-s", "--max-time", "10", "-w", "\n%{http_code}", METADATA]).output();
+    /// What the metadata service has for the server that has this address, if there is one. No answer says nothing.
+    fn metadata(&self, file: &str) -> Result<Option<Value>, ()> {
+        let (what, file) = (["-s", "--max-time", "10", "-w", "\n%{http_code}"], format!("{METADATA}/{file}"));
+        let asked = self.inside("curl").args(what).arg(file).output();
         let answer = String::from_utf8(asked.map_err(drop)?.stdout).map_err(drop)?;
         match answer.rsplit_once('\n') {
             Some((_, "404")) => Ok(None),
-            Some((text, "200")) => {
-                let found: Value = serde_json::from_str(text).map_err(drop)?;
-                Ok(found["uuid"].as_str().map(str::to_owned))
-            }
+            Some((text, "200")) => serde_json::from_str(text).map(Some).map_err(drop),
             _ => Err(()),
         }
+    }
+
+    /// Its id.
+    fn server(&self) -> Result<Option<String>, ()> {
+        Ok(self.metadata("meta_data.json")?.and_then(|found| found["uuid"].as_str().map(str::to_owned)))
+    }
+
+    /// Where its data volume is mounted.
+    pub fn disk(&self) -> PathBuf {
+        self.root.join("var/lib/etcd.disk")
+    }
+
+    /// The volume that its server has, which the kernel would name after the serial number in the seed.
+    fn attach(&self) {
+        let Ok(Some(found)) = self.metadata("user_data") else { return };
+        let Some(serial) = found.pointer("/quorate/machine/data_disk/serial").and_then(Value::as_str) else { return };
+        let (volume, disk) = (self.volumes.join(serial), self.disk());
+        fs::create_dir_all(&volume).expect("a volume");
+        fs::create_dir_all(disk.parent().expect("a directory")).expect("a place for it");
+        std::os::unix::fs::symlink(volume, disk).expect("a link to it");
+    }
+
+    /// As where a hypervisor creates the server's own disk once more, from its image.
+    pub fn reinstall(&self) {
+        self.end();
+        assert!(self.begin(), "{}", self.console());
     }
 
     fn live(&self, over: &AtomicBool) {
@@ -196,6 +228,7 @@ impl Body {
     }
 
     fn begin(&self) -> bool {
+        self.attach();
         if !self.boot() {
             return false;
         }
@@ -205,7 +238,7 @@ impl Body {
     }
 
     /// Everything in its namespace, and its disk.
-    fn end(&self) {
+    pub fn end(&self) {
         let listed = Command::new("ip").args(["netns", "pids", &self.name]).output().expect("ip runs").stdout;
         for pid in String::from_utf8_lossy(&listed).split_whitespace() {
             let _ = Command::new("kill").args(["-KILL", pid]).status();

@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
 use super::bodies::{Bodies, address, provider};
-use super::{Servers, openstack};
+use super::{Servers, flavors};
 use crate::common::store::{ACCESS_KEY, BUCKET, REGION, SECRET_KEY, object_store};
 use crate::ground::chapter;
 
@@ -38,12 +38,6 @@ fn servers(places: &[usize], flavor: &str) -> Servers {
     let keys = servers.sandbox.file("store.keys", &keys);
     fs::set_permissions(keys, fs::Permissions::from_mode(0o600)).expect("a file of its owner alone");
     servers
-}
-
-/// The flavors of all servers.
-fn flavors() -> Vec<String> {
-    let listed = openstack(&["server", "list", "--format=value", "--column=Flavor"]).ok().stdout;
-    listed.lines().map(str::to_owned).collect()
 }
 
 /// No acknowledged write is lost while a command of quorate runs.

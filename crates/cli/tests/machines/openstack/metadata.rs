@@ -38,7 +38,7 @@ fn a_server_without_a_config_drive_gets_its_seed_from_novas_metadata_service() {
     assert_ne!(shown["config_drive"], "True", "{shown:#}");
     assert!(!shown.to_string().contains("token"), "{shown:#}");
     chapter("it boots again, and knows what it is without the service", || {
-        let body = bodies.first();
+        let body = bodies.at(1);
         std::fs::remove_file(body.seed()).expect("the seed was there");
         body.disconnect();
         assert!(body.boot() && !body.seed().exists(), "{}", body.console());

@@ -11,6 +11,7 @@ use crate::model::{
     AgentSeen, BackupNote, Data, DataSeen, Desired, Destruction, Facts, History, MachineSeen, MemberName, Observation,
     Seen, ServiceState, Stamp,
 };
+use crate::planner::machines::awaits;
 use crate::planner::voters::{Strength, Voters};
 use crate::planner::{Action, UnsafeBecause, View};
 
@@ -275,12 +276,17 @@ fn was_never_used(seen: &Observation, member: &MemberName) -> bool {
     }
 }
 
-/// `DataDiesOnlyByConsent`: the machine of a former member is destroyed when it has left the cluster and every wanted member is healthy.
+/// Whether every wanted member is healthy, or has no machine because it needs the place of this one.
+pub(crate) fn all_others_are_well(view: &View<'_>, leaving: &MemberName) -> bool {
+    view.desired.members.keys().all(|wanted| is_well(view, wanted) || awaits(view, wanted, leaving))
+}
+
+/// `DataDiesOnlyByConsent`: the machine of a former member is destroyed when it has left the cluster and every wanted member is healthy,
+/// or needs its place.
 pub(crate) fn may_clear_away(view: &View<'_>, member: &MemberName) -> bool {
     let desired = view.desired;
     let runs = view.seen.facts(member).and_then(postgres).is_some_and(|found| found.service != ServiceState::Stopped);
-    let complete = desired.members.keys().all(|wanted| is_well(view, wanted));
-    desired.joined(member).is_none() && !runs && complete
+    desired.joined(member).is_none() && !runs && all_others_are_well(view, member)
 }
 
 /// The fault tolerance while a step runs: how many members may fail before none is left to take over.

@@ -180,7 +180,8 @@ impl UnsafeBecause {
                 "wait for the others to be healthy, or run `quorate status NAME` to see why they are unhealthy",
             ),
             UnsafeBecause::LastVoter { member } => format!(
-                "unpin the address of {member}, so its new machine can join before it leaves; or add a member first"
+                "unpin the address of {member}, or let its provider have room for another machine, so its new machine can join before it \
+                 leaves; or add a member first"
             ),
             UnsafeBecause::JoinVersion { .. } => {
                 String::from("let the version change finish first; it continues unless something else is refused")

@@ -41,6 +41,11 @@ impl Api {
 
     /// As this user of the lab.
     pub async fn of(cloud: &str) -> Self {
+        let region = settings(cloud)["region_name"].clone();
+        Self::of_region(cloud, region.as_str().expect("a region")).await
+    }
+
+    pub async fn of_region(cloud: &str, region: &str) -> Self {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let client = reqwest::Client::new();
         let auth = settings(cloud)["auth"].clone();
@@ -59,7 +64,8 @@ impl Api {
             let services = body["token"]["catalog"].as_array().expect("a catalogue");
             let service = services.iter().find(|service| service["type"] == kind).expect("a service");
             let endpoints = service["endpoints"].as_array().expect("endpoints");
-            let public = endpoints.iter().find(|endpoint| endpoint["interface"] == "public").expect("a public one");
+            let is_it = |endpoint: &&Value| endpoint["interface"] == "public" && endpoint["region"] == region;
+            let public = endpoints.iter().find(is_it).expect("a public one");
             let url: reqwest::Url = public["url"].as_str().expect("a URL").parse().expect("a URL");
             (name, url.origin().ascii_serialization())
         });

@@ -1,11 +1,14 @@
-//! Servers that someone paused, shelved, resized or broke outside of quorate: each recovers, with its data.
+//! Servers that someone paused, shelved, resized, broke or deleted outside of quorate: each recovers, with its data, or is deleted with all
+//! that it has.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use hyper::Method;
 use libtest_mimic::Trial;
 use quorate_core::model::{MachineId, MachineSeen, PowerState};
 use quorate_core::providers::Settings;
+use quorate_core::providers::openstack::OpenstackSettings;
 use quorate_core::spec::MemberSpec;
 use quorate_providers::{Data, Openstack, Provider};
 use serde_json::{Value, json};
@@ -15,6 +18,8 @@ use super::{Api, Place};
 use crate::suite::{Enrolment, Ground, runtime};
 
 const LARGER: &str = "record-2";
+/// A region whose compute service keeps deleted servers for an hour.
+const KEEPING: &str = "Keeping";
 
 pub fn trials() -> Vec<Trial> {
     let set_aside = Trial::test("openstack::a_server_that_was_set_aside_is_brought_back", || {
@@ -45,7 +50,19 @@ pub fn trials() -> Vec<Trial> {
         runtime().block_on(moved());
         Ok(())
     });
-    vec![set_aside, broken, resized, locked, hidden, renamed, moved]
+    let deleted = Trial::test("openstack::a_deleted_server_that_the_cloud_keeps_is_restored", || {
+        runtime().block_on(deleted());
+        Ok(())
+    });
+    let keeping = Trial::test("openstack::a_cloud_that_keeps_deleted_servers_keeps_none_of_quorates", || {
+        runtime().block_on(keeping());
+        Ok(())
+    });
+    let unmarkable = Trial::test("openstack::a_server_in_any_state_is_deleted_with_its_resources", || {
+        runtime().block_on(any_state());
+        Ok(())
+    });
+    vec![set_aside, broken, resized, locked, hidden, renamed, moved, deleted, keeping, unmarkable]
 }
 
 struct Stage {
@@ -126,6 +143,22 @@ impl Stage {
         let mut found = self.provider.machines().await.expect("a look").found;
         assert_eq!(found.len(), 1, "{found:?}");
         found.remove(0).1
+    }
+
+    /// As somebody else deletes it, where the cloud keeps it.
+    async fn delete_and_keep(&self) {
+        let keeping = Api::of_region(super::CLOUD, KEEPING).await;
+        keeping.call(Method::DELETE, "compute", &format!("/servers/{}", self.server), None).await;
+        self.until("SOFT_DELETED").await;
+        let listed = self.api.items("compute", "/servers/detail", "servers").await;
+        assert!(!listed.iter().any(|server| server["id"] == *self.server), "no list shows it");
+    }
+
+    async fn nothing_is_left(&self) {
+        self.provider.dismiss(9).await.expect("dismissed");
+        self.provider.forget().await.expect("forgotten");
+        assert_eq!(self.place.inventory().await, BTreeSet::new());
+        assert_eq!(self.status().await, "none");
     }
 
     async fn end(&self) {
@@ -309,5 +342,77 @@ async fn renamed() {
     assert_eq!(stage.ports().await.len(), 2, "its server has them");
     stage.end().await;
     let left = stage.api.inventory(&stage.place.cluster, &[stage.place.cluster_id()]).await;
-    assert_eq!(left, std::collections::BTreeSet::new());
+    assert_eq!(left, BTreeSet::new());
+}
+
+/// Its disks, its ports and its volumes are there, and no list shows it.
+async fn deleted() {
+    let stage = Stage::new().await;
+    let (before, ports) = (stage.seen().await, stage.ports().await);
+    stage.delete_and_keep().await;
+    let off = MachineSeen { power: PowerState::Off, ..before.clone() };
+    assert_eq!(stage.seen().await, off);
+    stage.provider.admit(2).await.expect("admitted");
+    assert_eq!(stage.ports().await, ports, "its ports are in use");
+    stage.provider.start(&stage.machine).await.expect("restored");
+    assert_eq!((stage.status().await, stage.seen().await), (String::from("ACTIVE"), before));
+    // It is deleted while nobody wants it any more.
+    assert_eq!(stage.place.read_data("etcd-1").await.as_deref(), Some("precious"));
+    stage.delete_and_keep().await;
+    stage.provider.destroy(&stage.machine, Data::Goes).await.expect("destroyed");
+    stage.nothing_is_left().await;
+}
+
+/// What quorate deletes is gone, also if that was interrupted.
+async fn keeping() {
+    let stage = Stage::new().await;
+    let settings = OpenstackSettings { region: Some(KEEPING.to_owned()), ..stage.place.settings() };
+    let provider = stage.place.openstack(stage.place.cluster_id(), &settings, &super::clouds());
+    provider.destroy(&stage.machine, Data::Stays).await.expect("destroyed");
+    assert_eq!(stage.status().await, "none");
+    // Killed after the server was marked and its deletion began.
+    let enrolment = Enrolment::new();
+    let new = enrolment.machine("etcd-1.2", MachineId::new(&"etcd-1".into(), 2), None, Data::Stays, 2);
+    provider.create(&new).await.expect("a machine");
+    assert_eq!(stage.place.read_data("etcd-1.2").await.as_deref(), Some("precious"));
+    let name = stage.place.server("etcd-1.2");
+    let servers = stage.api.items("compute", "/servers/detail", "servers").await;
+    let server = servers.iter().find(|server| server["name"] == name).expect("a server")["id"].clone();
+    let stage = Stage { server: server.as_str().expect("an id").to_owned(), ..stage };
+    let going = json!({ "metadata": { "quorate.state": "going", "quorate.data": "" } });
+    stage.api.post("compute", &format!("/servers/{}/metadata", stage.server), going).await;
+    stage.delete_and_keep().await;
+    provider.admit(3).await.expect("admitted");
+    assert_eq!(stage.status().await, "none");
+    stage.nothing_is_left().await;
+}
+
+/// Nova changes the metadata of servers that run or are off, and of no others.
+async fn any_state() {
+    let admin = Api::of("admin").await;
+    let stage = Stage::new().await;
+    stage.action(&stage.api, json!({ "os-stop": null })).await;
+    stage.until("SHUTOFF").await;
+    stage.action(&admin, json!({ "os-resetState": { "state": "error" } })).await;
+    stage.until("ERROR").await;
+    stage.provider.destroy(&stage.machine, Data::Stays).await.expect("destroyed");
+    assert_eq!(stage.status().await, "none");
+    let (enrolment, next) = (Enrolment::new(), MachineId::new(&"etcd-1".into(), 2));
+    let new = enrolment.machine("etcd-1.2", next.clone(), stage.place.pinned("etcd-1"), Data::Stays, 2);
+    stage.provider.create(&new).await.expect("a machine");
+    assert_eq!(stage.place.read_data("etcd-1.2").await.as_deref(), Some("precious"), "its data stayed");
+    stage.provider.destroy(&next, Data::Goes).await.expect("destroyed");
+    stage.nothing_is_left().await;
+    let states = [
+        (json!({ "shelve": null }), "SHELVED_OFFLOADED"),
+        (json!({ "rescue": {} }), "RESCUE"),
+        (json!({ "suspend": null }), "SUSPENDED"),
+    ];
+    for (action, status) in states {
+        let stage = Stage::new().await;
+        stage.action(&stage.api, action).await;
+        stage.until(status).await;
+        stage.provider.destroy(&stage.machine, Data::Goes).await.unwrap_or_else(|error| panic!("{status}: {error}"));
+        stage.nothing_is_left().await;
+    }
 }

@@ -10,6 +10,7 @@ use crate::kinds::etcd::FormingMember;
 use crate::kinds::etcd::cluster::{Cluster, Listed, peer_url};
 use crate::kinds::etcd::safety::{self, Voters};
 use crate::model::{DataSeen, Desired, DesiredMember, Facts, MemberName, ServiceState, Stamp};
+use crate::planner::machines::{in_the_way, makes_way};
 use crate::planner::{Action, Decision, Precondition, UnsafeBecause, View, WaitingFor};
 use crate::text::plural;
 
@@ -58,22 +59,23 @@ pub(crate) fn shrink(view: &View<'_>, decision: &mut Decision, growing: bool) {
         return;
     }
     let unwanted = cluster.voters().filter(|m| !is_wanted(desired, m));
-    let going = unwanted.filter(|m| !growing || holds_a_place(view, m));
-    let Some(next) = going.min_by_key(|m| m.leads) else { return };
+    let going = unwanted.filter_map(|m| match growing {
+        true => in_the_way(view, &m.name, survived_without(cluster, m)).map(|why| (m, Some(why))),
+        false => Some((m, None)),
+    });
+    let Some((next, in_the_way)) = going.min_by_key(|(m, _)| m.leads) else { return };
     let is_named = desired.members.contains_key(&next.name.seat().into());
-    let why = match (is_named, growing) {
-        (_, true) => {
-            let Voters { all, healthy } = cluster.count_without(&next.name);
-            let survived = safety::failures_survived(all, healthy);
-            format!(
-                "its address is pinned for its new machine, which can only be created when this one is removed; until that \
-                 one has caught up, the cluster tolerates {survived} more failures"
-            )
-        }
-        (true, false) => format!("the new machine of {} votes in its place", next.name.seat()),
-        (false, false) => format!("the spec no longer names {}", next.name.seat()),
+    let why = match in_the_way {
+        Some(why) => why,
+        None if is_named => format!("the new machine of {} votes in its place", next.name.seat()),
+        None => format!("the spec no longer names {}", next.name.seat()),
     };
     leave(desired, decision, cluster, next, &why);
+}
+
+fn survived_without(cluster: &Cluster<'_>, member: &Listed<'_>) -> usize {
+    let Voters { all, healthy } = cluster.count_without(&member.name);
+    safety::failures_survived(all, healthy)
 }
 
 /// The membership, if it may be changed now.
@@ -105,16 +107,6 @@ fn tell_of_no_quorum(view: &View<'_>, decision: &mut Decision) {
 
 fn is_wanted(desired: &Desired, member: &Listed<'_>) -> bool {
     member.known && desired.members.contains_key(&member.name)
-}
-
-/// Whether a member that is to come needs the address that this one has.
-fn holds_a_place(view: &View<'_>, member: &Listed<'_>) -> bool {
-    let View { desired, seen, .. } = *view;
-    let machines = seen.machines.get();
-    let Some(address) = machines.and_then(|m| m.get(&member.name)).and_then(|m| m.address) else { return false };
-    desired.members.iter().any(|(name, wish)| {
-        wish.address == Some(address) && machines.is_some_and(|machines| !machines.contains_key(name))
-    })
 }
 
 /// A member that was added and does not vote yet: it starts, catches up and is promoted, or is removed again.
@@ -329,9 +321,8 @@ fn change_leader(view: &View<'_>, decision: &mut Decision, cluster: &Cluster<'_>
 /// Whether no other machine has its place any more.
 fn may_come(view: &View<'_>, member: &MemberName) -> bool {
     let View { desired, seen, .. } = *view;
-    let wanted = desired.members[member].address;
-    let machines = seen.machines.get().into_iter().flatten();
-    wanted.is_none() || !machines.filter(|(m, _)| *m != member).any(|(_, machine)| machine.address == wanted)
+    let wish = &desired.members[member];
+    !seen.machines.get().into_iter().flatten().any(|other| makes_way(desired, other, member, wish))
 }
 
 /// Whether a machine has everything it needs to join.

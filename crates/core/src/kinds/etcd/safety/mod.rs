@@ -18,6 +18,7 @@ use crate::model::{
     AgentSeen, BackupNote, Data, DataSeen, Desired, Destruction, Facts, MachineSeen, MemberName, Observation, Seen,
     ServiceState, Stamp, TrustPlane, address_in,
 };
+use crate::planner::machines::makes_way;
 use crate::planner::{Action, Change, UnsafeBecause, View};
 
 pub(crate) use log::{Log, log_of, may_join_this_log, reader};
@@ -434,7 +435,7 @@ pub fn may_join_at_this_version(
 }
 
 /// `DataDiesOnlyByConsent`: the machine of a former member is destroyed when every wanted member is healthy, because its data
-/// is then not needed; or when its address is needed.
+/// is then not needed; or when its address or its room is needed.
 pub fn may_clear_away(view: &View<'_>, member: &MemberName) -> bool {
     let View { desired, seen, .. } = *view;
     let Some(cluster) = view.cluster().filter(|c| is_fresh(desired, c)) else { return false };
@@ -446,7 +447,7 @@ pub fn may_clear_away(view: &View<'_>, member: &MemberName) -> bool {
     let is_there = |l: &Listed<'_>| machine.address.is_some_and(|a| address_in(&l.peer_url) == Some(a));
     let listed = cluster.listed.iter().any(|l| l.name == *member || is_there(l) && !is_anothers(l));
     let complete = desired.members.keys().all(|m| cluster.get(m).is_some_and(|l| l.healthy));
-    let in_the_way = desired.members.values().any(|wish| wish.address.is_some() && wish.address == machine.address);
+    let in_the_way = desired.members.iter().any(|(name, wish)| makes_way(desired, (member, machine), name, wish));
     !listed && (complete || in_the_way)
 }
 

@@ -2,20 +2,23 @@
 
 use crate::kinds::postgres::safety::{self, postgres};
 use crate::model::{DataSeen, MemberName, ServiceState};
+use crate::planner::machines::in_the_way;
 use crate::planner::{Action, Decision, Precondition, View};
 
-/// Stops one member that the spec no longer names, when all wanted ones are healthy.
+/// Stops one member that the spec no longer names, when all wanted ones are healthy; or all but those that need its place.
 pub(crate) fn shrink(view: &View<'_>, decision: &mut Decision) {
     let desired = view.desired;
     bring_back(view, decision);
-    let complete = || desired.members.keys().all(|member| view.is_well(member));
-    if !desired.is_formed() || !decision.steps.is_empty() || !complete() {
+    if !desired.is_formed() || !decision.steps.is_empty() {
         return;
     }
     let leaving = desired.all_joined().filter(|member| !desired.members.contains_key(*member));
+    let leaving = leaving.filter(|member| safety::all_others_are_well(view, member));
     // The primary last: until then Patroni may choose a remaining standby to take over.
     let Some(member) = leaving.min_by_key(|member| (safety::leads(view, member), *member)) else { return };
-    let why = "the spec no longer names it, and every other member is healthy";
+    let survived = safety::members(view).healthy.saturating_sub(1 + usize::from(view.is_well(member)));
+    let in_the_way = in_the_way(view, member, survived);
+    let why = in_the_way.as_deref().unwrap_or("the spec no longer names it, and every other member is healthy");
     if restart_first(view, member, why, decision) {
         return;
     }
