@@ -121,11 +121,12 @@ pub fn run(lab: &Lab, options: &Options) -> Result<()> {
     postgres::minor::ensure(lab)?;
     let programs = Programs { etcd: lab.etcd(version), version, patroni };
     let releases = [lab.older_postgres(), PathBuf::from(postgres::PROGRAMS_DIRECTORY)];
-    let writer = build_writer()?;
+    // Nobody writes during a bring-up.
+    let writer = if options.bring_up { None } else { Some(build_writer()?) };
     let ground = Ground::prepare_with(lab, options.measured.programs())?;
     let mut manual = Manual::prepare(&ground, &programs)?;
     let mut ours = Ours::prepare(&ground, &programs)?;
-    let measured = measure(&writer, &releases, &mut ours, &mut manual, options);
+    let measured = measure(writer.as_deref(), &releases, &mut ours, &mut manual, options.pairs);
     let down = ours.take_down().and(manual.take_down());
     let outcomes = measured?;
     down?;
@@ -147,11 +148,11 @@ fn build_writer() -> Result<PathBuf> {
 }
 
 fn measure(
-    writer: &Path,
+    writer: Option<&Path>,
     releases: &[PathBuf; 2],
     ours: &mut Ours<'_>,
     manual: &mut Manual,
-    &Options { pairs, bring_up: only_bring_up, .. }: &Options,
+    pairs: u32,
 ) -> Result<Vec<Outcome>> {
     let (of_ours, of_manual) = each(pairs, "bring-up", ours, manual, |side, last| {
         let begun = Instant::now();
@@ -162,11 +163,8 @@ fn measure(
         }
         Ok(time)
     })?;
-    let mut outcomes =
-        vec![Outcome { what: "bring-up", bound: Bound::Factor(1.2), ours: of_ours, manual: of_manual }];
-    if only_bring_up {
-        return Ok(outcomes);
-    }
+    let mut outcomes = vec![Outcome { what: "bring-up", bound: Bound::Factor(1.2), ours: of_ours, manual: of_manual }];
+    let Some(writer) = writer else { return Ok(outcomes) };
     let switchover = each(pairs, "switchover", ours, manual, |side, _| {
         gap(writer, side, |side| side.switch_over()).map(|(gap, _)| gap)
     })?;

@@ -11,6 +11,8 @@ use crate::writer::while_storing;
 const NAME: &str = "pg";
 /// Its machines have names that begin like those of the other cluster.
 const ETCD: &str = "pg-dcs";
+/// Has etcd too.
+const IMAGE: &str = "postgres.qcow2";
 const MEMBERS: [&str; 3] = ["pg-1", "pg-2", "pg-3"];
 /// An emulated machine takes long to log somebody in, in seconds.
 const CONNECTING: u32 = 60;
@@ -28,26 +30,25 @@ fn address(member: &str) -> String {
 fn write_spec(machines: &Machines) {
     let member = |name: &str| {
         let to = address(name);
-        format!("      - {{name: {name}, libvirt: {{interfaces: [{{network: {NETWORK}, address: {to}, prefix: 16}}]}}}}\n")
-    };
-    let libvirt = |image: &str, memory: &str| {
-        let key = machines.admin_key();
         format!(
-            "pool: {POOL}, image: {{volume: {image}, root_size: 3GiB}}, vcpus: 1, memory: {memory}, \
-             acceleration: emulation, admin: {{ssh_keys: [\"{key}\"]}}"
+            "      - {{name: {name}, libvirt: {{interfaces: [{{network: {NETWORK}, address: {to}, prefix: 16}}]}}}}\n"
         )
     };
-    let (plain, with_postgres) = (libvirt("machine.qcow2", "512MiB"), libvirt("postgres.qcow2", "1GiB"));
+    let libvirt = format!(
+        "pool: {POOL}, image: {{volume: {IMAGE}, root_size: 3GiB}}, vcpus: 1, memory: 1GiB, acceleration: emulation, \
+         admin: {{ssh_keys: [\"{}\"]}}",
+        machines.admin_key()
+    );
     let members: String = MEMBERS.iter().map(|name| member(name)).collect();
     let spec = format!(
         "quorate: 1
 clusters:
   - name: {ETCD}
-    provider: {{libvirt: {{{plain}}}}}
+    provider: {{libvirt: {{{libvirt}}}}}
     members:
 {}    etcd: {{version: {OLDEST}, client_auth: password, grpc_gateway: true, heartbeat: 500ms, election: 5s}}
   - name: {NAME}
-    provider: {{libvirt: {{{with_postgres}, data_size: 2GiB}}}}
+    provider: {{libvirt: {{{libvirt}, data_size: 2GiB}}}}
     members:
 {members}    postgres:
       version: 15
