@@ -32,7 +32,12 @@ pub fn replica(sandbox: &Sandbox, cluster: &str) -> String {
 }
 
 pub fn psql(env: &BTreeMap<String, String>, sql: &str) -> Run {
+    psql_waiting(env, 3, sql)
+}
+
+/// The same, waiting so many seconds for each host.
+pub fn psql_waiting(env: &BTreeMap<String, String>, connecting: u32, sql: &str) -> Run {
     let mut command = Command::new(PSQL);
-    command.env_clear().env("PATH", "/usr/bin:/bin").env("PGCONNECT_TIMEOUT", "3").envs(env);
+    command.env_clear().env("PATH", "/usr/bin:/bin").env("PGCONNECT_TIMEOUT", connecting.to_string()).envs(env);
     command.args(["--no-psqlrc", "-qAt", "-v", "ON_ERROR_STOP=1", "-c", sql]).output().expect("psql runs").into()
 }
