@@ -1,19 +1,19 @@
 //! `cargo xtask bench front`: what the front costs clients of gRPC, compared with HAProxy that passes TCP through and with direct connections
 //! to the members; and what idle connections cost the front. The three take turns on one cluster, so that whatever else the machine does
-//! meets all of them.
+//! meets all of them, and each round is compared by itself.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::net::{SocketAddr, TcpStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 
-use super::figures::{Samples, table, verdict};
+use super::figures::{Samples, ratio, table, verdict};
 use super::process::memory;
 use super::{CLUSTER, Ground, Measured, Programs};
 use crate::lab::Lab;
@@ -48,18 +48,29 @@ pub struct Options {
     /// How many connections stay idle
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=25_000))]
     idle: u32,
+    /// Measure this quorate instead of building one
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["static_program", "unoptimized"])]
+    program: Option<PathBuf>,
     #[command(flatten)]
     measured: Measured,
 }
 
-/// What clients saw on one way to the cluster, a sample of each for every round.
-#[derive(Default)]
+/// What clients saw on one way to the cluster in one round.
+#[derive(Clone, Copy)]
 struct Seen {
-    /// The time of 1,000 requests.
-    thousand: Samples,
-    half: Samples,
-    most: Samples,
+    /// Requests per second.
+    rate: f64,
+    /// The time that half of them, and 99 of 100, took at most.
+    half: Duration,
+    most: Duration,
 }
+
+/// The ways to the cluster, in the order of a round.
+const WAYS: [&str; 3] = ["directly", "HAProxy", "quorate front"];
+const HAPROXY_WAY: usize = 1;
+const FRONT_WAY: usize = 2;
+
+type Round = [Seen; 3];
 
 /// How many files a process may open here.
 struct Files {
@@ -117,9 +128,7 @@ impl Drop for Running {
 pub fn run(lab: &Lab, options: &Options) -> Result<()> {
     host::install_missing(&[postgres::HAPROXY])?;
     let version = etcd::ensure_any(lab)?;
-    let programs = options.measured.programs();
-    let ground = Ground::prepare_with(lab, programs)?;
-    let load = build_load(programs)?;
+    let (ground, load) = prepare(lab, options)?;
     let files = Files::find()?;
     let count = options.idle.min(files.connections());
     if count < options.idle {
@@ -134,21 +143,34 @@ pub fn run(lab: &Lab, options: &Options) -> Result<()> {
     let front = start_front(&ground, &files, &logs)?;
     let _haproxy = start_haproxy(&members, &files, &logs)?;
 
-    let ways = [("directly", members), ("HAProxy", vec![url(HAPROXY)]), ("quorate front", vec![url(FRONT)])];
-    let mut seen: [Seen; 3] = Default::default();
-    for round in 1..=options.rounds {
-        for ((name, endpoints), seen) in ways.iter().zip(&mut seen) {
-            let [rate, half, most] = ask(&load, &variables, options, endpoints)?;
-            eprintln!("{round}/{}: {name}: {rate:.0} requests/s, half within {half} µs", options.rounds);
-            seen.thousand.add(Duration::from_secs_f64(1000.0 / rate));
-            seen.half.add(Duration::from_secs_f64(half / 1e6));
-            seen.most.add(Duration::from_secs_f64(most / 1e6));
-        }
+    let ways = [members, vec![url(HAPROXY)], vec![url(FRONT)]];
+    let mut rounds: Vec<Round> = Vec::new();
+    for number in 1..=options.rounds {
+        let [direct, haproxy, front] = ways.each_ref().map(|endpoints| ask(&load, &variables, options, endpoints));
+        let round = [direct?, haproxy?, front?];
+        let rates: Vec<String> =
+            WAYS.iter().zip(&round).map(|(way, seen)| format!("{way} {:.0} requests/s", seen.rate)).collect();
+        eprintln!("{number}/{}: {}", options.rounds, rates.join(", "));
+        rounds.push(round);
     }
     let (before, after) = idle(files.command(&load), &variables, count, &front)?;
     drop(front);
     ground.destroy()?;
-    print(options, count, &version.to_string(), &ways.map(|(name, _)| name), &seen, (before, after))
+    print(options, count, &version.to_string(), &rounds, (before, after))
+}
+
+/// Builds what is missing.
+fn prepare(lab: &Lab, options: &Options) -> Result<(Ground, PathBuf)> {
+    let programs = options.measured.programs();
+    match &options.program {
+        Some(program) => {
+            let program = fs::canonicalize(program).with_context(|| format!("cannot find {}", program.display()))?;
+            let examples = build::programs()?.join("examples");
+            let load = examples.join("front_load");
+            Ok((Ground::prepare_for(lab, program, examples)?, load))
+        }
+        None => Ok((Ground::prepare_with(lab, programs)?, build_load(programs)?)),
+    }
 }
 
 fn url(address: &str) -> String {
@@ -156,7 +178,7 @@ fn url(address: &str) -> String {
 }
 
 /// The program that plays the clients.
-fn build_load(programs: Programs) -> Result<std::path::PathBuf> {
+fn build_load(programs: Programs) -> Result<PathBuf> {
     match programs {
         Programs::Release => {
             let words = ["build", "--release", "--locked", "--package", "quorate-front", "--example", "front_load"];
@@ -212,13 +234,14 @@ fn start(mut command: Command, logs: &Path, name: &str, address: &str) -> Result
     Ok(running)
 }
 
-/// Requests per second, and the microseconds that half of them and 99 of 100 took at most.
-fn ask(load: &Path, variables: &BTreeMap<String, String>, options: &Options, endpoints: &[String]) -> Result<[f64; 3]> {
+fn ask(load: &Path, variables: &BTreeMap<String, String>, options: &Options, endpoints: &[String]) -> Result<Seen> {
     let mut command = Command::new(load);
     command.envs(variables).args(["ask", &options.clients.to_string(), &options.seconds.to_string()]).args(endpoints);
     let told = host::read(&mut command)?;
     let numbers: Vec<f64> = told.split_whitespace().filter_map(|number| number.parse().ok()).collect();
-    numbers[..].try_into().with_context(|| format!("the clients printed {told:?}"))
+    let [rate, half, most] = numbers[..].try_into().with_context(|| format!("the clients printed {told:?}"))?;
+    let [half, most] = [half, most].map(|microseconds| Duration::from_secs_f64(microseconds / 1e6));
+    Ok(Seen { rate, half, most })
 }
 
 /// The memory of the front before, and with so many idle connections.
@@ -236,42 +259,22 @@ fn idle(mut load: Command, variables: &BTreeMap<String, String>, count: u32, fro
     Ok((before, resident()?))
 }
 
-fn print(
-    options: &Options,
-    idle: u32,
-    version: &str,
-    names: &[&str],
-    seen: &[Seen],
-    (before, after): (u64, u64),
-) -> Result<()> {
-    let [_, haproxy, front] = seen else { bail!("three ways were measured") };
-    let rows: Vec<[String; 5]> = names
-        .iter()
-        .zip(seen)
-        .map(|(name, one)| {
-            let share = haproxy.thousand.median().as_secs_f64() / one.thousand.median().as_secs_f64();
-            let rate = 1000.0 / one.thousand.median().as_secs_f64();
-            [
-                (*name).to_owned(),
-                format!("{rate:.0}"),
-                format!("{share:.2}"),
-                one.half.to_string(),
-                one.most.to_string(),
-            ]
-        })
-        .collect();
-    let Options { clients, seconds, rounds, .. } = options;
+fn print(options: &Options, idle: u32, version: &str, rounds: &[Round], (before, after): (u64, u64)) -> Result<()> {
+    let rows: Vec<[String; 5]> = WAYS.iter().enumerate().map(|(way, name)| row(rounds, way, name)).collect();
+    let Options { clients, seconds, .. } = options;
     println!(
-        "{clients} clients put and read small values for {seconds} s, etcd {version}; the median of {rounds} rounds, and from the \
-         shortest to the longest.\n"
+        "{clients} clients put and read small values for {seconds} s, etcd {version}; the median of {} rounds, and from the least to the \
+         most. Requests are compared within each round.\n",
+        rounds.len()
     );
-    let head = ["way", "requests/s", "beside HAProxy", "half within", "99 of 100 within"];
+    let head = ["way", "requests/s", "compared with HAProxy", "half within", "99 of 100 within"];
     print!("{}", table(head, &rows));
-    let share = haproxy.thousand.median().as_secs_f64() / front.thousand.median().as_secs_f64();
+    let share = middle(&shares(rounds, FRONT_WAY));
+    let later = middle(&delays(rounds));
     let mebibytes = |bytes: u64| bytes as f64 / f64::from(1 << 20);
     println!(
-        "\nfront beside HAProxy: {share:.2}, at least {LEAST_THROUGHPUT}: {}\n{idle} idle connections: {:.1} MiB resident, {:.1} MiB \
-         before, at most {} MiB: {}",
+        "\nthroughput of the front compared with HAProxy: {share:.2}, at least {LEAST_THROUGHPUT}: {}\ntime within which half of the requests \
+         end, compared with HAProxy: {later:.2}\n{idle} idle connections: {:.1} MiB resident, {:.1} MiB before, at most {} MiB: {}",
         verdict(share >= LEAST_THROUGHPUT),
         mebibytes(after),
         mebibytes(before),
@@ -280,4 +283,56 @@ fn print(
     );
     ensure!(share >= LEAST_THROUGHPUT && after <= MOST_MEMORY, "the front costs more than it may");
     Ok(())
+}
+
+fn row(rounds: &[Round], way: usize, name: &str) -> [String; 5] {
+    let rates: Vec<f64> = rounds.iter().map(|round| round[way].rate).collect();
+    let shares = shares(rounds, way);
+    let (least, most) =
+        (shares.iter().copied().fold(f64::INFINITY, f64::min), shares.iter().copied().fold(0.0, f64::max));
+    let times = |of: fn(&Seen) -> Duration| rounds.iter().map(|round| of(&round[way])).collect::<Samples>().to_string();
+    [
+        name.to_owned(),
+        format!("{:.0}", middle(&rates)),
+        format!("{:.2} ({least:.2}–{most:.2})", middle(&shares)),
+        times(|seen| seen.half),
+        times(|seen| seen.most),
+    ]
+}
+
+/// The throughput of this way compared with HAProxy's, of each round.
+fn shares(rounds: &[Round], way: usize) -> Vec<f64> {
+    rounds.iter().map(|round| round[way].rate / round[HAPROXY_WAY].rate).collect()
+}
+
+/// How much longer half of the requests take through the front, of each round.
+fn delays(rounds: &[Round]) -> Vec<f64> {
+    rounds.iter().map(|round| ratio(round[FRONT_WAY].half, round[HAPROXY_WAY].half)).collect()
+}
+
+/// The median.
+fn middle(numbers: &[f64]) -> f64 {
+    let mut sorted = numbers.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let count = sorted.len();
+    match count {
+        0 => 0.0,
+        _ if count % 2 == 1 => sorted[count / 2],
+        _ => f64::midpoint(sorted[count / 2 - 1], sorted[count / 2]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_round_is_compared_with_itself() {
+        let seen = |rate: f64| Seen { rate, half: Duration::from_secs_f64(1.0 / rate), most: Duration::ZERO };
+        // The second and the third one met a busy machine.
+        let rounds = [[900.0, 1000.0, 950.0], [90.0, 100.0, 90.0], [90.0, 100.0, 80.0]].map(|rates| rates.map(seen));
+        assert_eq!(middle(&shares(&rounds, FRONT_WAY)), 0.9);
+        assert!((middle(&delays(&rounds)) - 1.0 / 0.9).abs() < 1e-6);
+        assert_eq!((middle(&[]), middle(&[3.0, 1.0]), middle(&[5.0, 1.0, 2.0])), (0.0, 2.0, 2.0));
+    }
 }

@@ -19,10 +19,10 @@ fn ec2_runs_three_machines_one_is_terminated_one_is_replaced_two_join_and_all_ar
     // moto chooses addresses at random, also one that is in use. In a small subnet it would often do so.
     let vpc = vpc(&[('a', "10.80.128.0/17")]);
     let settings = "        image: {id: ami-03cf127a}\n        data_size: 1GiB\n        boot_patience: 2m\n";
-    let cluster = Cluster::new("lab-ec2", vpc, settings.to_owned(), 60);
+    let cluster = Cluster::new("lab-ec2", vpc, settings.to_owned(), "5s", 60);
     let Cluster { sandbox, place, .. } = &cluster;
     cluster.want(3, Way::LoadBalancer);
-    chapter("three instances, from apply to healthy", || cluster.apply().ok());
+    chapter("three instances, from apply to healthy", || cluster.apply(&[]).ok());
     cluster.put();
     cluster.assert_healthy();
     assert_eq!((place.instances().len(), place.volumes()), (3, 6), "each has a root and a data volume");
@@ -37,14 +37,14 @@ fn ec2_runs_three_machines_one_is_terminated_one_is_replaced_two_join_and_all_ar
     }
     chapter("an instance is terminated behind our back, and its member keeps data and address", || {
         let (_, address) = place.befall("terminate_instances", "etcd-2");
-        cluster.apply().ok();
+        cluster.apply(&[]).ok();
         cluster.assert_healthy();
         assert_eq!(incarnation(&sandbox.ledger(&place.name), "etcd-2"), 2);
         assert_eq!(place.of("etcd-2").1, address);
     });
     chapter("AWS stops an instance, and apply starts it", || {
         let (id, _) = place.befall("stop_instances", "etcd-1");
-        cluster.apply().ok();
+        cluster.apply(&[]).ok();
         cluster.assert_healthy();
         assert_eq!(place.of("etcd-1").0, id);
     });
@@ -66,7 +66,7 @@ fn ec2_runs_three_machines_one_is_terminated_one_is_replaced_two_join_and_all_ar
     chapter("from three to five and back", || {
         for members in [5, 3] {
             cluster.want(members, Way::LoadBalancer);
-            cluster.apply().ok();
+            cluster.apply(&[]).ok();
             cluster.assert_healthy();
             assert_eq!((place.instances().len(), place.volumes()), (members, 2 * members));
             assert_eq!(targets(), place.addresses());
@@ -74,7 +74,7 @@ fn ec2_runs_three_machines_one_is_terminated_one_is_replaced_two_join_and_all_ar
     });
     chapter("names of members in place of the load balancer", || {
         cluster.want(3, Way::Names);
-        cluster.apply().ok();
+        cluster.apply(&[]).ok();
         cluster.assert_healthy();
         assert_eq!(load_balancers(), BTreeSet::new());
         for member in ["etcd-1", "etcd-2", "etcd-3"] {

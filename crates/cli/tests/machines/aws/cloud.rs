@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::common::Run;
 
 /// Where the server is, the proxy in front of it that is as strict as AWS, and what asks the server.
-pub const SERVER: &str = "QUORATE_LAB_AWS";
+const SERVER: &str = "QUORATE_LAB_AWS";
 pub const STRICT: &str = "QUORATE_LAB_AWS_STRICT";
 const PYTHON: &str = "QUORATE_LAB_AWS_PYTHON";
 const BODIES: &str = "QUORATE_LAB_AWS_BODIES";

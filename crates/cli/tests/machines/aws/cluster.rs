@@ -1,8 +1,11 @@
 //! A cluster whose machines are instances.
 
+use std::collections::BTreeSet;
 use std::process::Command;
 
-use super::cloud::{Place, STRICT, variable};
+use serde_json::Value;
+
+use super::cloud::{Place, STRICT, targets, variable};
 use crate::common::{OLDEST, Run, Sandbox, eventually};
 
 /// What leads clients to the members.
@@ -18,26 +21,29 @@ pub struct Cluster {
     vpc: String,
     /// Further lines of the provider's settings.
     settings: String,
+    /// For how long a machine may be missing.
+    replace_after: &'static str,
     /// Within so many seconds members are healthy after a run.
     patience: u64,
 }
 
 impl Cluster {
-    pub fn new(name: &str, vpc: String, settings: String, patience: u64) -> Self {
-        Cluster { sandbox: Sandbox::new(OLDEST), place: Place::new(name), vpc, settings, patience }
+    pub fn new(name: &str, vpc: String, settings: String, replace_after: &'static str, patience: u64) -> Self {
+        Cluster { sandbox: Sandbox::new(OLDEST), place: Place::new(name), vpc, settings, replace_after, patience }
     }
 
     /// Writes the spec.
     pub fn want(&self, members: usize, way: Way) {
         let balancer = if way == Way::LoadBalancer { "        load_balancer: {}\n" } else { "" };
         let Place { name, zone } = &self.place;
-        let (endpoint, vpc, settings) = (variable(STRICT), &self.vpc, &self.settings);
+        let Cluster { vpc, settings, replace_after, .. } = self;
+        let endpoint = variable(STRICT);
         let members: String = (1..=members).map(|n| format!("      - {{name: etcd-{n}}}\n")).collect();
         let spec = format!(
             "quorate: 1
 clusters:
   - name: {name}
-    replace_after: 5s
+    replace_after: {replace_after}
     provider:
       aws:
         region: eu-west-2
@@ -53,8 +59,12 @@ clusters:
         self.sandbox.file("cluster.yaml", &spec);
     }
 
-    pub fn apply(&self) -> Run {
-        self.sandbox.quorate(&["apply", "--yes", "cluster.yaml"])
+    pub fn apply(&self, options: &[&str]) -> Run {
+        self.sandbox.quorate(&[&["apply", "--yes", "cluster.yaml"], options].concat())
+    }
+
+    pub fn verdict(&self) -> Value {
+        self.sandbox.status(&self.place.name)["verdict"].clone()
     }
 
     pub fn put(&self) {
@@ -64,10 +74,26 @@ clusters:
     #[track_caller]
     pub fn assert_healthy(&self) {
         let name = &self.place.name;
-        eventually("all members are healthy", self.patience, || self.sandbox.status(name)["verdict"] == "healthy");
+        eventually("all members are healthy", self.patience, || self.verdict() == "healthy");
         let read = self.sandbox.etcdctl(OLDEST, name, &["get", "kept", "--print-value-only"]).ok().stdout;
         assert_eq!(read.trim_end(), "as it was");
         self.sandbox.assert_nothing_to_do("cluster.yaml");
+    }
+
+    /// Clients are led to so many members, and nowhere else.
+    #[track_caller]
+    pub fn assert_leads_to(&self, way: Way, members: usize) {
+        let Place { name, .. } = &self.place;
+        assert_eq!(self.place.instances().len(), members, "of {name}");
+        match way {
+            Way::LoadBalancer => assert_eq!(targets(), self.place.addresses()),
+            Way::Names => {
+                let of_members = |record: &&String| record.starts_with("A etcd-");
+                let found: BTreeSet<String> = self.place.records().iter().filter(of_members).cloned().collect();
+                let wanted = (1..=members).map(|n| self.place.record_of(&format!("etcd-{n}"))).collect();
+                assert_eq!(found, wanted);
+            }
+        }
     }
 
     pub fn replace(&self, member: &str, options: &[&str]) {

@@ -159,6 +159,9 @@ impl Proxy {
         if !signed.starts_with("AWS4-HMAC-SHA256 Credential=") || !parts.headers.contains_key("x-amz-date") {
             return answer(error(401, "AuthFailure", "AWS was not able to validate the provided access credentials"));
         }
+        if !is_allowed(get(&fields, "Action").unwrap_or_default()) {
+            return answer(error(403, "UnauthorizedOperation", "You are not authorized to perform this operation."));
+        }
         match (self.judge)(&fields) {
             Some(Fault::Error(status, code)) => answer(error(status, code, "spoiled by the lab")),
             Some(Fault::Cut) => {
@@ -254,6 +257,13 @@ impl Proxy {
         ranges.into_iter().for_each(|range| shown.replace_range(range, ""));
         (status, shown)
     }
+}
+
+/// Whether the policy in docs/aws.md allows it. A user has that policy and no other.
+fn is_allowed(action: &str) -> bool {
+    const PAGE: &str = include_str!("../../../../../docs/aws.md");
+    let policy = PAGE.split("a policy must allow:").nth(1).and_then(|rest| rest.split("```").nth(1));
+    policy.expect("a policy in docs/aws.md").split_whitespace().any(|word| word == action)
 }
 
 /// Passes a request of another service on as it is.
