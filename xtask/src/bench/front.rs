@@ -56,7 +56,7 @@ pub struct Options {
 }
 
 /// What clients saw on one way to the cluster in one round.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 struct Seen {
     /// Requests per second.
     rate: f64,
@@ -146,8 +146,12 @@ pub fn run(lab: &Lab, options: &Options) -> Result<()> {
     let ways = [members, vec![url(HAPROXY)], vec![url(FRONT)]];
     let mut rounds: Vec<Round> = Vec::new();
     for number in 1..=options.rounds {
-        let [direct, haproxy, front] = ways.each_ref().map(|endpoints| ask(&load, &variables, options, endpoints));
-        let round = [direct?, haproxy?, front?];
+        // Each is the first one in turn.
+        let mut round = [Seen::default(); WAYS.len()];
+        for at in 0..WAYS.len() {
+            let way = (at + number as usize) % WAYS.len();
+            round[way] = ask(&load, &variables, options, &ways[way])?;
+        }
         let rates: Vec<String> =
             WAYS.iter().zip(&round).map(|(way, seen)| format!("{way} {:.0} requests/s", seen.rate)).collect();
         eprintln!("{number}/{}: {}", options.rounds, rates.join(", "));

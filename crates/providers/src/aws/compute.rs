@@ -66,7 +66,7 @@ impl Aws {
         let mut pause = self.polling;
         loop {
             let found = self.look_at(id).await?;
-            let state = found.as_ref().map_or("not listed", |found| &found.state).to_owned();
+            let state = found.as_ref().map_or_else(|| String::from("not listed"), Instance::state_and_reason);
             match found {
                 Some(now) if is_done(&now) => return Ok(Some(now)),
                 Some(now) if now.state == "terminated" => return Ok(None),
@@ -85,7 +85,10 @@ impl Aws {
     pub(super) async fn power_on(&self, instance: &Instance) -> Result<(), AwsError> {
         let steady = |now: &Instance| matches!(now.state.as_str(), "running" | "stopped" | "terminated");
         let now = self.wait(&instance.id, STOPPING, false, steady).await?;
-        let now = now.filter(Instance::is_alive).ok_or_else(|| gone(&instance.id))?;
+        let now = now.ok_or_else(|| gone(&instance.id))?;
+        if !now.is_alive() {
+            return Err(now.ending(&format!("start {}", now.name)));
+        }
         if now.power() == PowerState::On {
             return Ok(());
         }
@@ -97,8 +100,12 @@ impl Aws {
             }
             started => drop(started?),
         }
-        let running = self.wait(&now.id, STARTING, false, |now| now.power() == PowerState::On).await?;
-        running.map(drop).ok_or_else(|| gone(&now.id))
+        let running = |now: &Instance| now.power() == PowerState::On || !now.is_alive();
+        match self.wait(&now.id, STARTING, false, running).await? {
+            Some(now) if now.is_alive() => Ok(()),
+            Some(now) => Err(now.ending(&format!("start {}", now.name))),
+            None => Err(gone(&now.id)),
+        }
     }
 
     pub(super) async fn shut_down(&self, instance: &Instance) -> Result<(), AwsError> {
@@ -185,8 +192,9 @@ fn last_lines(output: &str, most: usize) -> String {
     lines[lines.len().saturating_sub(most)..].join("\n")
 }
 
+/// AWS no longer knows it, and so not its reason.
 pub(super) fn gone(id: &str) -> AwsError {
-    AwsError::Gone { id: id.to_owned(), why: String::from("it was terminated") }
+    AwsError::Gone { id: id.to_owned(), why: String::from("AWS no longer lists it") }
 }
 
 #[cfg(test)]

@@ -100,13 +100,28 @@ impl Aws {
         {
             return Err(self.zone_bound(member, new, kept));
         }
-        let mut kept_interfaces = self.interfaces().await?;
-        kept_interfaces.retain(|interface| is_kept_for(interface, &new.id));
+        let kept_interfaces = self.interfaces_left_to(&new.id).await?;
         self.check_types(self.settings.types_of(member), data_size.is_some()).await?;
         if let Some(name) = &self.settings.key_name {
             self.check_key_pair(name).await?;
         }
         Ok(Prepared { image: self.image().await?, kept, kept_interfaces, subnets, data_size })
+    }
+
+    /// Interfaces of the member's earlier machines. Those of an instance that has ended are waited for: without them the member would get
+    /// another address.
+    async fn interfaces_left_to(&self, machine: &MachineId) -> Result<Vec<Interface>, AwsError> {
+        let mut left = self.interfaces().await?;
+        left.retain(|interface| is_kept_for(interface, machine));
+        for interface in &mut left {
+            let Some(user) = interface.used_by.clone() else { continue };
+            if self.look_at(&user).await?.is_none_or(|instance| !instance.is_alive()) {
+                self.await_release(&interface.id, &user).await?;
+                interface.used_by = None;
+            }
+        }
+        left.retain(|interface| interface.used_by.is_none());
+        Ok(left)
     }
 
     fn zone_bound(&self, member: &MemberSpec, new: &NewMachine<'_>, kept: Option<Volume>) -> AwsError {
@@ -214,19 +229,27 @@ impl Aws {
             let mark = self.mark(new, member, parts, kind);
             let call =
                 self.description(name, new, member, prepared, parts, &mark, &user_data).with("InstanceType", kind);
-            let made = match self.session()?.call(&call.once()).await {
-                Err(error) if error.is_capacity() && at + 1 < types.len() => continue,
-                made => made?,
-            };
-            let id = made.items("instancesSet").find_map(|instance| instance.text("instanceId"));
-            let unreadable =
-                || AwsError::Unreadable { doing: format!("create {name}"), why: String::from("no instance") };
-            let id = id.ok_or_else(unreadable)?;
-            let running = |now: &Instance| matches!(now.power(), PowerState::On | PowerState::Off);
-            let built = self.wait(&id, self.patience, true, running).await?;
-            return Ok((built.ok_or_else(|| gone(&id))?, mark));
+            match self.launched(name, call, &parts.interface).await {
+                Err(error) if error.is_capacity() && at + 1 < types.len() => {}
+                launched => return Ok((launched?, mark)),
+            }
         }
         unreachable!("a spec names at least one type")
+    }
+
+    /// Returns when it runs. AWS may also end what it has accepted; then its interface can be used again.
+    async fn launched(&self, name: &str, call: Call, interface: &Interface) -> Result<Instance, AwsError> {
+        let made = self.session()?.call(&call.once()).await?;
+        let id = made.items("instancesSet").find_map(|instance| instance.text("instanceId"));
+        let doing = format!("create {name}");
+        let id = id.ok_or_else(|| AwsError::Unreadable { doing: doing.clone(), why: String::from("no instance") })?;
+        let settled = |now: &Instance| matches!(now.power(), PowerState::On | PowerState::Off) || !now.is_alive();
+        let built = self.wait(&id, self.patience, true, settled).await?.ok_or_else(|| gone(&id))?;
+        if built.is_alive() {
+            return Ok(built);
+        }
+        self.await_release(&interface.id, &id).await?;
+        Err(built.ending(&doing))
     }
 
     #[allow(clippy::too_many_arguments)]
@@ -302,7 +325,7 @@ impl Aws {
             }
         }
         for left in self.interfaces().await?.iter().filter(|left| is_kept_for(left, &new.id)) {
-            if left.id != parts.interface.id {
+            if left.id != parts.interface.id && left.used_by.is_none() {
                 self.delete_interface(&left.id).await?;
             }
         }
@@ -353,14 +376,15 @@ fn root_type(kind: quorate_core::providers::aws::VolumeType) -> &'static str {
     }
 }
 
-/// Whether it is left by an earlier machine of the same member.
+/// Whether a machine of the same member has it, or had it.
 fn is_kept_for(interface: &Interface, machine: &MachineId) -> bool {
-    let is_kept = interface.state == State::Whole && !interface.is_used;
-    is_kept && interface.machine.member.seat() == machine.member.seat()
+    interface.state == State::Whole && interface.machine.member.seat() == machine.member.seat()
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{Arc, Mutex};
+
     use jiff::Timestamp;
     use quorate_core::Secret;
     use serde_json::json;
@@ -381,7 +405,8 @@ mod tests {
                  <cidrBlock>10.0.3.0/24</cidrBlock></item></subnetSet>"
             }
             "DescribeInstanceTypes" => {
-                "<instanceTypeSet><item><instanceType>m7i.large</instanceType></item></instanceTypeSet>"
+                "<instanceTypeSet><item><instanceType>m7i.large</instanceType></item><item>\
+                 <instanceType>m6i.large</instanceType></item></instanceTypeSet>"
             }
             "DescribeImages" => {
                 "<imagesSet><item><imageId>ami-1</imageId><imageState>available</imageState></item></imagesSet>"
@@ -391,20 +416,21 @@ mod tests {
         })
     }
 
-    /// In which subnets an interface was tried, and what is said in the end, if AWS answers this for each of them.
-    async fn tried(code: fn(&str) -> &'static str) -> (Vec<String>, String) {
-        let (url, seen) = serve(move |asked: &Asked| {
-            if let Some(found) = found(asked) {
-                return Some((200, format!("<R>{found}</R>")));
-            }
-            let code = code(subnet_of(asked).unwrap_or_default());
-            let error = format!("<Error><Code>{code}</Code><Message>said of it</Message></Error>");
-            Some((400, format!("<R><Errors>{error}</Errors></R>")))
-        })
-        .await;
-        let aws = aws(json!({ "endpoint": url, "vpc": "v", "security_groups": ["sg-1"] }));
+    /// A provider for these answers: to calls that change something, and to others than those above.
+    async fn scripted(
+        mut answer: impl FnMut(&Asked) -> Option<(u16, String)> + Send + 'static,
+    ) -> (Aws, Arc<Mutex<Vec<Asked>>>) {
+        let told =
+            move |asked: &Asked| answer(asked).or_else(|| found(asked).map(|found| (200, format!("<R>{found}</R>"))));
+        let (url, seen) = serve(told).await;
+        let types = ["m7i.large", "m6i.large"];
+        (aws(json!({ "endpoint": url, "vpc": "v", "security_groups": ["sg-1"], "instance_types": types })), seen)
+    }
+
+    /// What is said when the machine of a member cannot be created.
+    async fn refused(aws: &Aws, incarnation: u64) -> String {
         let (token, token_expires) = (Secret::new("token"), Timestamp::now());
-        let id = MachineId::new(&"etcd-1".into(), 1);
+        let id = MachineId::new(&"etcd-1".into(), incarnation);
         let new = NewMachine {
             name: "etcd-1",
             id,
@@ -415,14 +441,112 @@ mod tests {
             token: &token,
             token_expires,
         };
-        let said = aws.create(&new).await.unwrap_err().to_string();
+        aws.create(&new).await.unwrap_err().to_string()
+    }
+
+    fn error(code: &str) -> (u16, String) {
+        let error = format!("<Error><Code>{code}</Code><Message>said of it</Message></Error>");
+        (400, format!("<R><Errors>{error}</Errors></R>"))
+    }
+
+    /// In which subnets an interface was tried, and what is said in the end, if AWS answers this for each of them.
+    async fn tried(code: fn(&str) -> &'static str) -> (Vec<String>, String) {
+        let (aws, seen) = scripted(move |asked| subnet_of(asked).map(|subnet| error(code(subnet)))).await;
+        let said = refused(&aws, 1).await;
         let seen = seen.lock().unwrap();
         (seen.iter().filter_map(subnet_of).map(str::to_owned).collect(), said)
     }
 
     fn subnet_of(asked: &Asked) -> Option<&str> {
-        let is_it = asked.body.starts_with("Action=CreateNetworkInterface&");
-        asked.body.split('&').find_map(|pair| pair.strip_prefix("SubnetId=")).filter(|_| is_it)
+        field(asked, "CreateNetworkInterface", "SubnetId")
+    }
+
+    /// A field of a call of this action.
+    fn field<'a>(asked: &'a Asked, action: &str, name: &str) -> Option<&'a str> {
+        let mut pairs = asked.body.split('&').filter_map(|pair| pair.split_once('='));
+        let is_it = pairs.next() == Some(("Action", action));
+        pairs.find(|(known, _)| *known == name).map(|(_, value)| value).filter(|_| is_it)
+    }
+
+    /// With which types, in which subnets, it is tried, and what is said in the end, if AWS accepts each instance and ends it for this reason.
+    async fn ended(code: &'static str) -> (Vec<String>, String) {
+        let (aws, seen) = scripted(move |asked| {
+            let answer = |text: String| Some((200, format!("<R>{text}</R>")));
+            let ends = format!(
+                "<reservationSet><item><instancesSet><item><instanceId>i-1</instanceId><instanceState><name>terminated</name>\
+                 </instanceState><stateReason><code>{code}</code><message>{code}: said of it</message></stateReason></item>\
+                 </instancesSet></item></reservationSet>"
+            );
+            if let Some(subnet) = subnet_of(asked) {
+                return answer(format!(
+                    "<networkInterface><networkInterfaceId>eni-{subnet}</networkInterfaceId><macAddress>02:00:00:00:00:01\
+                     </macAddress><privateIpAddress>10.0.1.11</privateIpAddress></networkInterface>"
+                ));
+            }
+            let is = |action: &str| asked.body.starts_with(&format!("Action={action}&"));
+            if is("RunInstances") {
+                return answer(String::from("<instancesSet><item><instanceId>i-1</instanceId></item></instancesSet>"));
+            }
+            if field(asked, "DescribeInstances", "InstanceId.1").is_some() {
+                return answer(ends);
+            }
+            is("DeleteNetworkInterface").then(|| (200, String::from("<R/>")))
+        })
+        .await;
+        let said = refused(&aws, 1).await;
+        let seen = seen.lock().unwrap();
+        let launched = seen.iter().filter_map(|asked| {
+            let interface = field(asked, "RunInstances", "NetworkInterface.1.NetworkInterfaceId")?;
+            Some(format!("{} {interface}", field(asked, "RunInstances", "InstanceType")?))
+        });
+        (launched.collect(), said)
+    }
+
+    #[tokio::test]
+    async fn an_instance_that_aws_accepts_and_ends_is_explained() {
+        let (launched, said) = ended("Client.InternalError").await;
+        assert_eq!(launched, ["m7i.large eni-s-a"]);
+        assert!(said.ends_with("the instance i-1 was terminated: Client.InternalError: said of it"), "{said}");
+    }
+
+    #[tokio::test]
+    async fn capacity_that_is_found_missing_late_leads_to_the_next_type_and_zone() {
+        let (launched, said) = ended("Server.InsufficientInstanceCapacity").await;
+        assert_eq!(launched, ["m7i.large eni-s-a", "m6i.large eni-s-a", "m7i.large eni-s-b", "m6i.large eni-s-b"]);
+        assert!(said.contains("no capacity for m7i.large or m6i.large in z-a, z-b now"), "{said}");
+    }
+
+    #[tokio::test]
+    async fn an_interface_that_ended_instances_still_show_is_waited_for() {
+        let tag = |key: &str, value: &str| format!("<item><key>quorate.{key}</key><value>{value}</value></item>");
+        let tags = [("member", "etcd-1"), ("incarnation", "1"), ("fence", "1"), ("state", State::Whole.name())];
+        let tags: String = tags.iter().map(|(key, value)| tag(key, value)).collect();
+        let interface = move |instance: &str| {
+            format!(
+                "<R><networkInterfaceSet><item><networkInterfaceId>eni-0</networkInterfaceId><subnetId>s-a</subnetId>\
+                 <macAddress>02:00:00:00:00:01</macAddress><privateIpAddress>10.0.1.11</privateIpAddress><attachment>{instance}\
+                 </attachment><tagSet>{tags}</tagSet></item></networkInterfaceSet></R>"
+            )
+        };
+        let mut shown = 3;
+        let (aws, seen) = scripted(move |asked| match asked.body.strip_prefix("Action=")?.split('&').next()? {
+            "DescribeNetworkInterfaces" => {
+                shown -= 1;
+                let instance = if shown > 0 { "<instanceId>i-0</instanceId>" } else { "" };
+                shown = shown.max(1);
+                Some((200, interface(instance)))
+            }
+            "CreateTags" | "ModifyNetworkInterfaceAttribute" => Some((200, String::from("<R/>"))),
+            "RunInstances" | "CreateNetworkInterface" => Some(error("UnauthorizedOperation")),
+            _ => None,
+        })
+        .await;
+        let said = refused(&aws, 2).await;
+        let seen = seen.lock().unwrap();
+        let used =
+            seen.iter().filter_map(|asked| field(asked, "RunInstances", "NetworkInterface.1.NetworkInterfaceId"));
+        assert_eq!(used.collect::<Vec<_>>(), ["eni-0"], "{said}");
+        assert_eq!(seen.iter().filter_map(subnet_of).count(), 0, "no other interface");
     }
 
     #[tokio::test]

@@ -5,6 +5,9 @@ use std::path::PathBuf;
 
 use crate::words::{known, list, shown};
 
+/// Why AWS terminates an instance that it has accepted.
+pub(super) const NO_CAPACITY: &str = "Server.InsufficientInstanceCapacity";
+
 #[derive(Debug, thiserror::Error)]
 pub enum AwsError {
     #[error("no region is named: set `provider.aws.region` or AWS_REGION, or `region` in the profile")]
@@ -84,7 +87,7 @@ pub enum AwsError {
     VpcInUse { vpcs: Vec<String> },
     #[error("{what} was still {state} after {seconds} s{}", remedy.as_ref().map(|remedy| format!(": {remedy}")).unwrap_or_default())]
     TooSlow { what: String, state: String, seconds: u64, remedy: Option<String> },
-    #[error("the instance {id} no longer exists ({why})")]
+    #[error("the instance {id} was terminated: {why}")]
     Gone { id: String, why: String },
     #[error("the volume {id} is in the state {state}; `aws ec2 describe-volumes --volume-ids {id}` may say why")]
     VolumeBroken { id: String, state: String },
@@ -116,6 +119,7 @@ impl AwsError {
     /// Whether another type or zone may have room.
     pub(super) fn is_capacity(&self) -> bool {
         self.has_code(&[
+            NO_CAPACITY,
             "InsufficientInstanceCapacity",
             "InsufficientHostCapacity",
             "InsufficientCapacity",

@@ -4,6 +4,7 @@ use quorate_core::model::{Build, PowerState, ZONE};
 use quorate_core::providers::aws::{AwsSettings, INSTANCE_TYPE, section};
 use quorate_core::spec::MemberSpec;
 
+use super::error::{AwsError, NO_CAPACITY};
 use super::xml::Xml;
 use crate::marks::Mark;
 
@@ -16,8 +17,9 @@ pub(super) struct Instance {
     pub(super) id: String,
     pub(super) name: String,
     pub(super) state: String,
-    /// Why it is in this state, if AWS has done that.
+    /// Why it is in this state, if AWS has done that: in words, and as a code.
     reason: Option<String>,
+    code: Option<String>,
     pub(super) kind: String,
     pub(super) zone: String,
     pub(super) mark: Option<Mark>,
@@ -31,6 +33,7 @@ impl Instance {
             name: tags.get("Name").cloned().unwrap_or_default(),
             state: value.text("instanceState/name")?,
             reason: value.text("stateReason/message").or_else(|| value.text("reason")),
+            code: value.text("stateReason/code"),
             kind: value.text("instanceType").unwrap_or_default(),
             zone: value.text("placement/availabilityZone").unwrap_or_default(),
             mark: Mark::read(&tags),
@@ -58,11 +61,25 @@ impl Instance {
 
     /// For people, if there is something to say: why it is not running.
     pub(super) fn remark(&self) -> Option<String> {
-        if self.state == "running" {
-            return None;
+        (self.state != "running").then(|| format!("the instance {} is {}", self.id, self.state_and_reason()))
+    }
+
+    pub(super) fn state_and_reason(&self) -> String {
+        match self.reason.as_ref().filter(|_| self.state != "running") {
+            Some(reason) => format!("{} ({reason})", self.state),
+            None => self.state.clone(),
         }
-        let reason = self.reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
-        Some(format!("the instance {} is {}{reason}", self.id, self.state))
+    }
+
+    /// That it has ended. AWS finds out only after it has accepted some instances that it lacks the capacity for them.
+    pub(super) fn ending(&self, doing: &str) -> AwsError {
+        let said = || self.reason.clone().unwrap_or_else(|| String::from("AWS does not say why"));
+        match self.code.as_deref() {
+            Some(NO_CAPACITY) => {
+                AwsError::Refused { doing: doing.to_owned(), code: NO_CAPACITY.to_owned(), said: said() }
+            }
+            _ => AwsError::Gone { id: self.id.clone(), why: said() },
+        }
     }
 
     /// What it was created from, with the type that somebody has given it since. A type that the spec allows is as good as the others,
@@ -154,7 +171,7 @@ mod tests {
         }
         assert!(!instance("terminated", "x", &BTreeMap::new()).is_alive());
         let said = instance("stopped", "x", &BTreeMap::new()).remark().unwrap();
-        assert_eq!(said, "the instance i-1 is stopped: Server.ScheduledStop");
+        assert_eq!(said, "the instance i-1 is stopped (Server.ScheduledStop)");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::rc::Rc;
+use std::time::{Duration, Instant};
 
 use quorate_agent::api::boot;
 use quorate_core::model::{CLIENT_PORT, MachineId, MemberName};
@@ -20,6 +21,8 @@ const RESOLVER: Ipv4Addr = Ipv4Addr::new(169, 254, 169, 253);
 
 /// How often something is tried that needs what was just made.
 const APPEARING: usize = 30;
+/// How long an instance that has ended may still be shown with its interface.
+const RELEASING: Duration = Duration::from_secs(90);
 
 /// Where machines of the cluster may be.
 #[derive(Clone, Debug)]
@@ -109,8 +112,8 @@ pub(super) struct Interface {
     pub(super) state: State,
     pub(super) address: IpAddr,
     mac: String,
-    /// Whether an instance has it.
-    pub(super) is_used: bool,
+    /// The instance that has it.
+    pub(super) used_by: Option<String>,
     /// Its security groups, by id.
     pub(super) groups: Vec<String>,
 }
@@ -128,7 +131,7 @@ impl Interface {
             state: State::read(part("state")?)?,
             address: value.text("privateIpAddress")?.parse().ok()?,
             mac: value.text("macAddress")?.to_lowercase(),
-            is_used: value.text("attachment/instanceId").is_some(),
+            used_by: value.text("attachment/instanceId"),
             groups: value.items("groupSet").filter_map(|group| group.text("groupId")).collect(),
         })
     }
@@ -271,9 +274,23 @@ impl Aws {
             state: State::Draft,
             address: address.ok_or_else(unreadable)?,
             mac: made.text("macAddress").ok_or_else(unreadable)?.to_lowercase(),
-            is_used: false,
+            used_by: None,
             groups: Vec::new(),
         })
+    }
+
+    /// Returns when this instance, which has ended, no longer has the interface: AWS may show it there a little longer.
+    pub(super) async fn await_release(&self, interface: &str, instance: &str) -> Result<(), AwsError> {
+        let begun = Instant::now();
+        while begun.elapsed() < RELEASING {
+            let all = self.interfaces().await?;
+            if !all.iter().any(|one| one.id == interface && one.used_by.as_deref() == Some(instance)) {
+                return Ok(());
+            }
+            tokio::time::sleep(self.polling).await;
+        }
+        let (what, state) = (format!("the network interface {interface}"), format!("in use by {instance}"));
+        Err(AwsError::TooSlow { what, state, seconds: RELEASING.as_secs(), remedy: None })
     }
 
     /// Carries out a call about something that was just made, and that not all of AWS knows of yet.
@@ -316,7 +333,7 @@ impl Aws {
     pub(super) async fn delete_interface(&self, id: &str) -> Result<(), AwsError> {
         let call = Call::new(format!("delete the network interface {id}"), "DeleteNetworkInterface");
         let call = call.with("NetworkInterfaceId", id);
-        let begun = std::time::Instant::now();
+        let begun = Instant::now();
         loop {
             match self.session()?.unless_absent(&call).await {
                 // It is released a little later than its instance is gone.
