@@ -39,7 +39,6 @@ mod watchdog;
 mod wipe;
 
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
 
 use quorate_core::kinds::postgres::{RestoreSeen, TaskSeen, desire, repository};
 use quorate_core::model::Exit;
@@ -77,6 +76,5 @@ pub(crate) struct Postgres {
     task: Mutex<Option<TaskSeen>>,
     /// Whose clients are held back now.
     held: Arc<Mutex<holding::Held>>,
-    /// When Patroni was last told to look around.
-    woken: Mutex<Option<Instant>>,
+    woken: Mutex<status::Woken>,
 }

@@ -31,7 +31,8 @@ const SEEN: Duration = Duration::from_secs(5);
 /// Until a standby has replayed that its primary restarted.
 const REPLAYED: Duration = Duration::from_secs(30);
 const POLL: Duration = Duration::from_millis(100);
-const BETWEEN_WAKES: Duration = Duration::from_secs(1);
+/// Until it is told again to do the same.
+pub(super) const BETWEEN_WAKES: Duration = Duration::from_secs(1);
 /// Clients that do something, or could still commit. Those that only wait between transactions lose nothing.
 const TRANSACTIONS: &str = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend' \
     AND (state IN ('active', 'fastpath function call') OR state LIKE 'idle in transaction%') \
@@ -103,14 +104,6 @@ impl Agent {
     /// Has Patroni look around at once, and not at the end of its pause, which is ten seconds by default. It does so after every request to change
     /// its configuration, and this one changes nothing: it deletes what is not there.
     pub(super) async fn wake_patroni(&self, rest: &Rest) {
-        let is_due = |woken: &Instant| woken.elapsed() >= BETWEEN_WAKES;
-        {
-            let mut woken = self.postgres.woken.lock().expect("no holder panics");
-            if !woken.as_ref().is_none_or(is_due) {
-                return;
-            }
-            *woken = Some(Instant::now());
-        }
         if let Err(error) = rest.command(Method::PATCH, "/config", json!({ "wake": null }), ANSWERING).await {
             tracing::debug!(%error, "Patroni was not woken");
         }

@@ -1,22 +1,24 @@
 //! Translates Patroni's report about its PostgreSQL into quorate's terms.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use quorate_core::kinds::postgres::{PatroniStatus, Role, Standby};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::rest::STATUS;
+use super::rest::{BETWEEN_WAKES, Rest, STATUS};
 use crate::AgentError;
 use crate::agent::Agent;
 
 /// In seconds, for a DCS that Patroni has not reached yet.
 const USUAL_TTL: i64 = 30;
 const ANSWER: Duration = Duration::from_secs(3);
-/// A clone's name while it copies.
-const BASE_BACKUP: &str = "pg_basebackup";
+/// The state of a PostgreSQL that takes connections.
+const RUNNING: &str = "running";
+/// The states in which Patroni lets a standby become synchronous.
+const ABLE: [&str; 2] = [RUNNING, "streaming"];
 
 /// [`STATUS`].
 #[derive(Deserialize)]
@@ -69,24 +71,40 @@ struct Itself {
 impl Agent {
     pub(super) async fn patroni_status(&self) -> Result<PatroniStatus, AgentError> {
         let rest = self.rest()?;
-        let (page, config, cluster) = tokio::join!(rest.get(STATUS), rest.get("/config"), rest.get("/cluster"));
-        let config = config.ok();
-        let mut status = status_in(page?, config.clone(), Timestamp::now().as_second())?;
+        let page = rest.get(STATUS).await?;
+        // A Patroni that starts or clones has no time for more: each request costs it a handshake, and these two a question to etcd.
+        let (config, cluster) = match page["state"] == RUNNING {
+            true => tokio::join!(async { rest.get("/config").await.ok() }, async { rest.get("/cluster").await.ok() }),
+            false => (None, None),
+        };
+        let mut status = status_in(page, config.clone(), Timestamp::now().as_second())?;
         let chosen = cluster.as_ref().map(synchronous_in).unwrap_or_default();
         for (name, standby) in &mut status.standbys {
             standby.synchronous = chosen.contains(name);
         }
-        // Until then nobody may take over from it, and where synchrony is strict, nobody can write.
-        if config.as_ref().is_some_and(|config| has_to_choose(config, &status)) {
-            self.wake_patroni(&rest).await;
+        if let (Some(config), Some(cluster)) = (&config, &cluster) {
+            self.wake_where_it_helps(&rest, config, cluster, &status).await;
         }
-        if status.role == Role::Replica && cluster.is_ok_and(|cluster| is_leaderless(&cluster)) {
+        if status.role == Role::Replica && cluster.is_some_and(|cluster| is_leaderless(&cluster)) {
             status.held = self.log_end_if_held(&status).await;
         }
         if status.role == Role::Replica && status.state == "running" && !status.streaming {
             status.streaming = self.receives_log().await;
         }
         Ok(status)
+    }
+
+    /// Patroni on the primary chooses synchronous standbys, and creates the slots of new members, when it looks around. Until a standby is chosen
+    /// nobody may take over, and where synchrony is strict, nobody can write.
+    async fn wake_where_it_helps(&self, rest: &Rest, config: &Value, cluster: &Value, status: &PatroniStatus) {
+        if status.role != Role::Primary {
+            return;
+        }
+        let (members, has_to_choose) = (members_in(cluster), has_to_choose(config, cluster, status));
+        let due = self.postgres.woken.lock().expect("no holder panics").due(members, has_to_choose, Instant::now());
+        if due {
+            self.wake_patroni(rest).await;
+        }
     }
 
     /// As PostgreSQL itself reports it. The page of Patroni 3.0 does not.
@@ -119,15 +137,40 @@ fn is_leaderless(cluster: &Value) -> bool {
     !members.any(|member| ["leader", "standby_leader"].iter().any(|role| member["role"] == *role))
 }
 
-/// Whether more standbys could be synchronous, and should be.
-fn has_to_choose(config: &Value, primary: &PatroniStatus) -> bool {
-    let streaming =
-        primary.standbys.iter().filter(|(name, of)| of.state == "streaming" && *name != BASE_BACKUP).count();
+/// When Patroni was last told to look around, and what there was to see.
+#[derive(Default)]
+pub(super) struct Woken {
+    at: Option<Instant>,
+    members: BTreeMap<String, String>,
+}
+
+impl Woken {
+    /// Whether it is told again: something has changed since, or it has not chosen yet what it could.
+    fn due(&mut self, members: BTreeMap<String, String>, has_to_choose: bool, now: Instant) -> bool {
+        let waited = self.at.is_none_or(|at| now.duration_since(at) >= BETWEEN_WAKES);
+        let due = members != self.members || has_to_choose && waited;
+        if due {
+            *self = Woken { at: Some(now), members };
+        }
+        due
+    }
+}
+
+/// The members as Patroni knows them from the DCS, with their states.
+fn members_in(cluster: &Value) -> BTreeMap<String, String> {
+    let members = cluster["members"].as_array().into_iter().flatten();
+    let text = |member: &Value, field: &str| member[field].as_str().map(str::to_owned);
+    members.filter_map(|member| Some((text(member, "name")?, text(member, "state")?))).collect()
+}
+
+/// Whether more standbys could be synchronous, and should be. Patroni chooses among those that stream and that the DCS says are able.
+fn has_to_choose(config: &Value, cluster: &Value, primary: &PatroniStatus) -> bool {
+    let known = members_in(cluster);
+    let is_able = |name: &String| known.get(name).is_some_and(|state| ABLE.contains(&state.as_str()));
+    let able = primary.standbys.iter().filter(|(name, of)| of.state == "streaming" && is_able(name)).count();
     let chosen = primary.standbys.values().filter(|standby| standby.synchronous).count();
     let wanted = config["synchronous_node_count"].as_u64().unwrap_or(1);
-    primary.role == Role::Primary
-        && config["synchronous_mode"] == true
-        && (chosen as u64) < wanted.min(streaming as u64)
+    primary.role == Role::Primary && config["synchronous_mode"] == true && (chosen as u64) < wanted.min(able as u64)
 }
 
 fn status_in(page: Value, config: Option<Value>, now: i64) -> Result<PatroniStatus, AgentError> {
@@ -216,6 +259,12 @@ mod tests {
         assert_eq!((status.location, status.replayed, status.dcs), (Some(7), Some(5), false));
     }
 
+    /// The cluster's page, with the states of members.
+    fn cluster(members: &[(&str, &str)]) -> Value {
+        let member = |(name, state): &(&str, &str)| json!({ "name": name, "state": state, "role": "replica" });
+        json!({ "members": members.iter().map(member).collect::<Vec<_>>() })
+    }
+
     #[test]
     fn patroni_has_to_choose_while_a_standby_streams_that_could_be_synchronous() {
         let config = json!({ "synchronous_mode": true, "synchronous_node_count": 1 });
@@ -223,16 +272,33 @@ mod tests {
         let primary = |replication: Value| {
             status_in(json!({ "state": "running", "role": "primary", "replication": replication }), None, 0).unwrap()
         };
+        let all = cluster(&[("pg-1", "running"), ("pg-2", "streaming"), ("pg-3", "running")]);
         let mut streaming = primary(json!([connection("pg-2", "streaming"), connection("pg-3", "streaming")]));
-        assert!(has_to_choose(&config, &streaming));
-        assert!(!has_to_choose(&json!({ "synchronous_mode": false }), &streaming));
+        assert!(has_to_choose(&config, &all, &streaming));
+        assert!(!has_to_choose(&json!({ "synchronous_mode": false }), &all, &streaming));
+        let unknown = cluster(&[("pg-1", "running"), ("pg-2", "starting"), ("pg-3", "creating replica")]);
+        assert!(!has_to_choose(&config, &unknown, &streaming), "Patroni does not know yet that they run");
         streaming.standbys.get_mut("pg-3").unwrap().synchronous = true;
-        assert!(!has_to_choose(&config, &streaming));
-        assert!(has_to_choose(&json!({ "synchronous_mode": true, "synchronous_node_count": 2 }), &streaming));
+        assert!(!has_to_choose(&config, &all, &streaming));
+        let two = json!({ "synchronous_mode": true, "synchronous_node_count": 2 });
+        assert!(has_to_choose(&two, &all, &streaming));
         let none = json!([connection("pg_basebackup", "streaming"), connection("pg-2", "catchup")]);
-        assert!(!has_to_choose(&config, &primary(none)));
+        assert!(!has_to_choose(&config, &all, &primary(none)));
         streaming.role = Role::Replica;
-        assert!(!has_to_choose(&json!({ "synchronous_mode": true, "synchronous_node_count": 2 }), &streaming));
+        assert!(!has_to_choose(&two, &all, &streaming));
+    }
+
+    #[test]
+    fn patroni_is_woken_at_once_by_what_is_new_and_otherwise_only_now_and_then() {
+        let (mut woken, begun) = (Woken::default(), Instant::now());
+        let members = |state: &str| members_in(&cluster(&[("pg-1", "running"), ("pg-2", state)]));
+        assert!(woken.due(members("starting"), false, begun), "a member is new");
+        assert!(!woken.due(members("starting"), false, begun + BETWEEN_WAKES));
+        assert!(woken.due(members("running"), true, begun), "it can be chosen now");
+        assert!(!woken.due(members("running"), true, begun + BETWEEN_WAKES / 2));
+        assert!(woken.due(members("running"), true, begun + BETWEEN_WAKES), "Patroni has not chosen it");
+        assert!(!woken.due(members("running"), true, begun + BETWEEN_WAKES));
+        assert!(!woken.due(members("running"), false, begun + BETWEEN_WAKES * 9), "it is chosen");
     }
 
     #[test]
