@@ -5,6 +5,8 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 
 use crate::AgentError;
 
@@ -19,10 +21,45 @@ pub fn write_durably(path: &Path, content: &[u8], mode: u32) -> Result<(), Agent
     make_durable(parent(path))
 }
 
-/// Returns when the names in the directory would survive a power cut.
-pub(crate) fn make_durable(directory: &Path) -> Result<(), AgentError> {
-    let sync = File::open(directory).and_then(|directory| directory.sync_all());
-    sync.map_err(AgentError::file("make durable", directory))
+/// Returns when the names in the directory, or the content of the file, would survive a power cut.
+pub(crate) fn make_durable(path: &Path) -> Result<(), AgentError> {
+    let sync = File::open(path).and_then(|file| file.sync_all());
+    sync.map_err(AgentError::file("make durable", path))
+}
+
+/// Returns when a directory with all that is below it would survive a power cut. Each file is a flush of the disk, and files that are
+/// flushed at the same time share one.
+pub(crate) fn make_all_durable(directory: &Path) -> Result<(), AgentError> {
+    const AT_A_TIME: usize = 16;
+    let mut all = Vec::new();
+    list_below(directory, &mut all)?;
+    let next = AtomicUsize::new(0);
+    let make_some = || {
+        while let Some(path) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
+            make_durable(path)?;
+        }
+        Ok::<_, AgentError>(())
+    };
+    thread::scope(|scope| {
+        let workers: Vec<_> = (0..AT_A_TIME).map(|_| scope.spawn(make_some)).collect();
+        workers.into_iter().try_for_each(|worker| worker.join().expect("no worker panics"))
+    })
+}
+
+/// Files and directories, and this directory itself. Links lead to what is elsewhere.
+fn list_below(directory: &Path, all: &mut Vec<PathBuf>) -> Result<(), AgentError> {
+    let unlisted = || AgentError::file("list", directory);
+    for entry in fs::read_dir(directory).map_err(unlisted())? {
+        let entry = entry.map_err(unlisted())?;
+        let kind = entry.file_type().map_err(unlisted())?;
+        if kind.is_dir() {
+            list_below(&entry.path(), all)?;
+        } else if kind.is_file() {
+            all.push(entry.path());
+        }
+    }
+    all.push(directory.to_owned());
+    Ok(())
 }
 
 /// Replaces the file. After a power cut it may be the old one: for what the agent writes again when it starts.
@@ -168,6 +205,27 @@ mod tests {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).unwrap();
         ensure(&path, b"two", 0o640, None).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o7777, 0o640);
+    }
+
+    #[test]
+    fn all_files_and_directories_are_made_durable_and_what_links_lead_to_is_not() {
+        let (dir, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let root = dir.path();
+        fs::create_dir_all(root.join("base/1")).unwrap();
+        for file in ["PG_VERSION", "base/1/112"] {
+            fs::write(root.join(file), "x").unwrap();
+        }
+        std::os::unix::fs::symlink(elsewhere.path(), root.join("link")).unwrap();
+        let mut all = Vec::new();
+        list_below(root, &mut all).unwrap();
+        all.sort();
+        let wanted = ["", "PG_VERSION", "base", "base/1", "base/1/112"].map(|below| match below {
+            "" => root.to_owned(),
+            below => root.join(below),
+        });
+        assert_eq!(all, wanted);
+        make_all_durable(root).unwrap();
+        assert!(make_all_durable(&root.join("gone")).is_err());
     }
 
     #[test]

@@ -67,7 +67,11 @@ impl Agent {
         self.check_still_obeyed()?;
         self.create_data(&settings, parameters).await?;
         let layout = self.layout.clone();
-        Ok(blocking(move || data::put_draft(&layout, &stamp)).await?)
+        let put = move || {
+            files::make_all_durable(&layout.postgres_draft())?;
+            data::put_draft(&layout, &stamp)
+        };
+        Ok(blocking(put).await?)
     }
 
     async fn check_bare(&self, found: &DataSeen) -> Result<(), Refusal> {
@@ -120,7 +124,14 @@ impl Agent {
         files::write(&password, logins.superuser.password.expose().as_bytes(), files::PRIVATE, owner)?;
         let mut initdb = run_as.command(&programs.join("initdb"));
         initdb.arg("--pgdata").arg(&draft).arg("--pwfile").arg(&password).args(["--username", SUPERUSER]);
-        initdb.args(["--data-checksums", "--auth=scram-sha-256", "--encoding=UTF8", "--locale", &locale]);
+        // All of it is made durable at the end, which takes `initdb` several times as long.
+        initdb.arg("--no-sync").args([
+            "--data-checksums",
+            "--auth=scram-sha-256",
+            "--encoding=UTF8",
+            "--locale",
+            &locale,
+        ]);
         let created = tools::run(initdb, "", CREATING).await;
         drop(private);
         created?;
