@@ -42,6 +42,9 @@ pub struct Options {
     /// How often each of the two runs
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     pairs: u32,
+    /// Measure the bring-up alone
+    #[arg(long)]
+    bring_up: bool,
     #[command(flatten)]
     measured: Measured,
 }
@@ -118,11 +121,12 @@ pub fn run(lab: &Lab, options: &Options) -> Result<()> {
     postgres::minor::ensure(lab)?;
     let programs = Programs { etcd: lab.etcd(version), version, patroni };
     let releases = [lab.older_postgres(), PathBuf::from(postgres::PROGRAMS_DIRECTORY)];
-    let writer = build_writer()?;
+    // Nobody writes during a bring-up.
+    let writer = if options.bring_up { None } else { Some(build_writer()?) };
     let ground = Ground::prepare_with(lab, options.measured.programs())?;
     let mut manual = Manual::prepare(&ground, &programs)?;
     let mut ours = Ours::prepare(&ground, &programs)?;
-    let measured = measure(&writer, &releases, &mut ours, &mut manual, options.pairs);
+    let measured = measure(writer.as_deref(), &releases, &mut ours, &mut manual, options.pairs);
     let down = ours.take_down().and(manual.take_down());
     let outcomes = measured?;
     down?;
@@ -144,13 +148,13 @@ fn build_writer() -> Result<PathBuf> {
 }
 
 fn measure(
-    writer: &Path,
+    writer: Option<&Path>,
     releases: &[PathBuf; 2],
     ours: &mut Ours<'_>,
     manual: &mut Manual,
     pairs: u32,
 ) -> Result<Vec<Outcome>> {
-    let bring_up = each(pairs, "bring-up", ours, manual, |side, last| {
+    let (of_ours, of_manual) = each(pairs, "bring-up", ours, manual, |side, last| {
         let begun = Instant::now();
         side.bring_up()?;
         let time = begun.elapsed();
@@ -159,6 +163,8 @@ fn measure(
         }
         Ok(time)
     })?;
+    let mut outcomes = vec![Outcome { what: "bring-up", bound: Bound::Factor(1.2), ours: of_ours, manual: of_manual }];
+    let Some(writer) = writer else { return Ok(outcomes) };
     let switchover = each(pairs, "switchover", ours, manual, |side, _| {
         gap(writer, side, |side| side.switch_over()).map(|(gap, _)| gap)
     })?;
@@ -174,14 +180,12 @@ fn measure(
     })?;
     let failover = each(pairs, "failover", ours, manual, |side, _| fail_over(writer, side))?;
     let rows = [
-        ("bring-up", Bound::Factor(1.2), bring_up),
         ("switchover: longest write gap", Bound::Factor(1.05), switchover),
         ("changed parameter, rolling restart: longest write gap", GAP, parameter),
         ("minor release, rolling restart: longest write gap", GAP, minor),
         ("failover: longest write gap", Bound::Factor(1.05), failover),
     ];
-    let mut outcomes: Vec<Outcome> =
-        rows.map(|(what, bound, (ours, manual))| Outcome { what, bound, ours, manual }).into();
+    outcomes.extend(rows.map(|(what, bound, (ours, manual))| Outcome { what, bound, ours, manual }));
     for side in [ours as &mut dyn Side, manual] {
         host::read(pgbench().args(["-i", "-q", "-s", "10"]).envs(side.variables()?))?;
     }
