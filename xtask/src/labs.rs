@@ -116,6 +116,11 @@ impl Options {
         self.filter.as_deref().into_iter().chain(self.core.then_some("--core"))
     }
 
+    /// Whether this story is told.
+    fn has(&self, story: &str) -> bool {
+        !self.core && self.filter.as_ref().is_none_or(|filter| story.contains(filter.as_str()))
+    }
+
     /// What the names of the stories to run contain.
     fn stories(&self, core: &str, all: &str) -> String {
         let usual = if self.core { core } else { all };

@@ -57,7 +57,7 @@ pub fn run(lab: &Lab, options: &Options) -> Result<()> {
 /// Builds all that is needed, and goes where libvirt is.
 fn enter(lab: &Lab, options: &Options) -> Result<()> {
     host::install_missing(&NEEDS)?;
-    let machine = libvirt::prepare(lab, Wanted { cloud_init: !options.without_cloud_init })?;
+    let machine = libvirt::prepare(lab, Wanted { cloud_init: !options.without_cloud_init, postgres: false })?;
     let further = options.without_cloud_init.then_some("--without-cloud-init");
     let words = words_inside("machines", (options.rounds, options.members), &machine.program, further)?;
     libvirt::enter(&machine, &words)

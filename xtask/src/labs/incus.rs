@@ -71,15 +71,10 @@ const INIT: &str = "#!/bin/busybox sh\n\
     trap 'exit 0' PWR TERM\n\
     while :; do /bin/busybox sleep 1; done\n";
 
-/// Whether this story is told.
-fn has(options: &Options, story: &str) -> bool {
-    !options.core && options.filter.as_ref().is_none_or(|filter| story.contains(filter.as_str()))
-}
-
 pub fn run(lab: &Lab, options: &Options) -> Result<()> {
     let mut prepared = prepare(lab)?;
-    prepared.pods = has(options, PODS).then(|| static_pod::programs(lab)).transpose()?;
-    prepared.postgres = has(options, POSTGRES).then(|| postgres_image(lab, &prepared)).transpose()?;
+    prepared.pods = options.has(PODS).then(|| static_pod::programs(lab)).transpose()?;
+    prepared.postgres = options.has(POSTGRES).then(|| postgres_image(lab, &prepared)).transpose()?;
     suites(options)?;
     let words: Vec<&str> = ["lab", "incus", "--inside"].into_iter().chain(options.words()).collect();
     enter(&prepared, &words)
@@ -160,7 +155,7 @@ fn suites(options: &Options) -> Result<[(Vec<String>, Command); 2]> {
 
 pub fn inside(options: &Options) -> Result<()> {
     start()?;
-    let hosts = if has(options, HOSTS) { Some(hosts::start()?) } else { None };
+    let hosts = if options.has(HOSTS) { Some(hosts::start()?) } else { None };
     for (arguments, suite) in suites(options)? {
         let mut suite = suite;
         suite.env(SOCKET_VARIABLE, SOCKET).envs(hosts.map(|directory| (hosts::VARIABLE, directory)));

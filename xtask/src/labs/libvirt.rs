@@ -56,6 +56,9 @@ const IMAGE: &str = "boot.img";
 /// The images of real machines, as volumes.
 pub const MACHINE_IMAGE: &str = "machine.qcow2";
 pub const CLOUD_INIT_IMAGE: &str = "cloud-init.qcow2";
+const POSTGRES_IMAGE: &str = "postgres.qcow2";
+/// The story of PostgreSQL.
+const POSTGRES: &str = "postgres::a_watchdog_resets_the_machine_of_a_primary_whose_patroni_hangs";
 const MACVTAP: &str = "quorate-lab0";
 const DIRECTORIES: [&str; 5] =
     ["/etc/libvirt", "/run/libvirt", "/var/cache/libvirt", "/var/lib/libvirt", "/var/log/libvirt"];
@@ -79,7 +82,7 @@ pub fn run(lab: &Lab, options: &Options) -> Result<()> {
 
 /// What the machines are made of.
 pub fn wanted(options: &Options) -> Wanted {
-    Wanted { cloud_init: !options.core }
+    Wanted { cloud_init: !options.core, postgres: options.has(POSTGRES) }
 }
 
 /// Everything that the lab needs of packages, programs and images: inside there is no network.
@@ -221,8 +224,11 @@ fn make_pool() -> Result<()> {
 
 /// The images themselves, for reading: copies would take memory and time.
 fn show_images() -> Result<()> {
-    for (variable, name) in [(machine::IMAGE_VARIABLE, MACHINE_IMAGE), (machine::CLOUD_INIT_VARIABLE, CLOUD_INIT_IMAGE)]
-    {
+    for (variable, name) in [
+        (machine::IMAGE_VARIABLE, MACHINE_IMAGE),
+        (machine::CLOUD_INIT_VARIABLE, CLOUD_INIT_IMAGE),
+        (machine::POSTGRES_VARIABLE, POSTGRES_IMAGE),
+    ] {
         let Some(image) = std::env::var_os(variable) else { continue };
         let volume = volume_path(name);
         fs::write(&volume, "").with_context(|| format!("cannot make a place for {name}"))?;
@@ -282,7 +288,7 @@ fn nothing_is_left() -> Result<()> {
     let volumes = volumes.lines().filter_map(|line| line.split_whitespace().next());
     let left: Vec<&str> = domains
         .split_whitespace()
-        .chain(volumes.filter(|volume| ![IMAGE, MACHINE_IMAGE, CLOUD_INIT_IMAGE].contains(volume)))
+        .chain(volumes.filter(|volume| ![IMAGE, MACHINE_IMAGE, CLOUD_INIT_IMAGE, POSTGRES_IMAGE].contains(volume)))
         .collect();
     if !left.is_empty() {
         bail!("the suite has left {}", left.join(", "));

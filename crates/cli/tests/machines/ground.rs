@@ -225,6 +225,13 @@ impl Drop for Machines {
     }
 }
 
+/// A client of PostgreSQL that waits so many seconds for each host.
+pub fn psql(env: &BTreeMap<String, String>, connecting: u32, sql: &str) -> Run {
+    let mut command = Command::new("psql");
+    command.env_clear().env("PATH", "/usr/bin:/bin").env("PGCONNECT_TIMEOUT", connecting.to_string()).envs(env);
+    command.args(["--no-psqlrc", "-qAt", "-v", "ON_ERROR_STOP=1", "-c", sql]).output().expect("psql runs").into()
+}
+
 pub fn virsh(arguments: &[&str]) -> Run {
     let uri = std::env::var(URI).expect("the lab says where libvirt is");
     let mut command = Command::new("virsh");

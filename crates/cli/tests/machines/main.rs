@@ -12,6 +12,7 @@ mod incus;
 mod macvtap;
 mod one_network;
 mod openstack;
+mod postgres;
 mod reboots;
 mod seed_disk;
 mod writer;

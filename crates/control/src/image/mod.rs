@@ -96,6 +96,9 @@ pub fn build(options: &Options, say: &dyn Fn(&str)) -> Result<Manifest, ImageErr
     }
     let manifest = Manifest::new(options, packages)?;
     system::furnish(&root, options, &manifest)?;
+    if options.postgres.is_some() && options.format == Format::Disk {
+        postgres::put_watchdog(&root)?;
+    }
     let image = match options.format {
         Format::Disk => {
             say("making the first file system");

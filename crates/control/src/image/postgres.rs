@@ -27,6 +27,9 @@ const PACKAGES: [&str; 11] = [
 pub(super) const NO_FIRST_CLUSTER: &str = "mkdir -p \"$1/etc/postgresql-common/createcluster.d\" && \
     echo 'create_main_cluster = false' > \"$1/etc/postgresql-common/createcluster.d/quorate.conf\"";
 
+/// Kernels for clouds have no driver of emulated watchdogs. Patroni uses it where `watchdog.mode` says so; until then it does nothing.
+const WATCHDOG: &str = "softdog";
+
 const PATRONI: &str = "4.1.5";
 const PATRONI_SHA256: &str = "7aad8c1539e6c51c269a8005169dd54ddc7668437b7900fa6099d7894e224c84";
 const LIBRARY: &str = "usr/lib/quorate/patroni";
@@ -45,6 +48,11 @@ if __name__ == \"__main__\":
 pub(super) fn packages(version: u16) -> Vec<String> {
     let server = format!("postgresql-{version}");
     std::iter::once(server).chain(PACKAGES.map(str::to_owned)).collect()
+}
+
+/// Loads the watchdog of the kernel at boot.
+pub(super) fn put_watchdog(root: &Path) -> Result<(), ImageError> {
+    put(root, "etc/modules-load.d/quorate-watchdog.conf", format!("{WATCHDOG}\n").as_bytes(), 0o644)
 }
 
 /// Installs Patroni below `root`, and returns its version.

@@ -2,13 +2,12 @@
 //! client writes. No commit that was confirmed is lost.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::process::Command;
 
 use serde_json::Value;
 
 use super::{Containers, IMAGE, NETWORK, POOL, exec, incus, volumes};
 use crate::common::{OLDEST, Run, eventually, signal};
-use crate::ground::chapter;
+use crate::ground::{self, chapter};
 use crate::reboots::assert_no_request;
 use crate::writer::while_storing;
 
@@ -130,9 +129,7 @@ clusters:
 }
 
 fn psql(env: &BTreeMap<String, String>, sql: &str) -> Run {
-    let mut command = Command::new("psql");
-    command.env_clear().env("PATH", "/usr/bin:/bin").env("PGCONNECT_TIMEOUT", "3").envs(env);
-    command.args(["--no-psqlrc", "-qAt", "-v", "ON_ERROR_STOP=1", "-c", sql]).output().expect("psql runs").into()
+    ground::psql(env, 3, sql)
 }
 
 /// What systemd, the disk and the firewall of a machine look like.
