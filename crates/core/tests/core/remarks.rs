@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use quorate_core::model::{AgentSeen, MemberName, Observation, Seen};
-use quorate_core::planner::{Action, RemarkKind, Step, Surroundings, remarks};
+use quorate_core::planner::{RemarkKind, Step, Surroundings, remarks};
 use quorate_core::spec::{ClusterSpec, Document, HostFacts};
 
 use crate::scene::Scene;
@@ -92,21 +92,6 @@ fn connected_clients_are_listed_by_address() {
     let expected = "the client 10.9.0.1 is connected to m1, m2 now and is in none of `host.firewall.clients_from`: its next connection \
                     is refused";
     assert_eq!(told(&after, &steps, &seen, &around("10.0.0.254")), [expected]);
-}
-
-#[test]
-fn a_release_that_cannot_be_downloaded_must_be_there() {
-    let mut scene = Scene::nothing(spec("{enabled: false}", "network: n"));
-    scene.settle();
-    let mut remarks_on = |version: &str| {
-        scene.ledger.spec.etcd.version = version.parse().unwrap();
-        let steps = scene.run().steps;
-        assert!(steps.iter().any(|step| matches!(step.action, Action::RestartEtcd { .. })), "{steps:?}");
-        told(&scene.ledger.spec, &steps, &scene.seen, &Surroundings::default())
-    };
-    let expected = "etcd 3.7.3 must be on the PATH of m1, m2 and m3: this quorate knows no checksum with which it could download it";
-    assert_eq!(remarks_on("3.7.3"), [expected]);
-    assert_eq!(remarks_on("3.7.1"), [""; 0]);
 }
 
 #[test]
