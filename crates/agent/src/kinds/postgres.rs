@@ -46,6 +46,8 @@ use quorate_core::model::Exit;
 use jobs::Jobs;
 use tokio::task::JoinHandle;
 
+use crate::AgentError;
+
 pub(crate) use haproxy::complaint as haproxy_complaint;
 pub(crate) use pgbouncer::SETTINGS as PGBOUNCER_SETTINGS;
 pub(crate) use private::remove_remnants;
@@ -72,6 +74,8 @@ pub(crate) struct Postgres {
     restoring: Mutex<Option<RestoreSeen>>,
     /// What works on that.
     restore_task: tokio::sync::Mutex<Option<JoinHandle<()>>>,
+    /// Looks for programs that are missing.
+    search: tokio::sync::Mutex<Option<JoinHandle<Result<(), AgentError>>>>,
     /// What is done in the background, or was.
     task: Mutex<Option<TaskSeen>>,
     /// Whose clients are held back now.

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -177,12 +178,16 @@ impl Member {
     }
 
     async fn converge(&self, dcs: &Dcs, generation: u64) {
+        self.converge_with(dcs, generation, None).await;
+    }
+
+    async fn converge_with(&self, dcs: &Dcs, generation: u64, named: Option<String>) {
         let name = self.machine.member.as_str();
         let text = |path: &str, content: &str| ConfigFile::text(path, 0o644, Secret::new(content));
         let runs = Runs::Patroni(PatroniService {
             version: 15,
             programs: None,
-            patroni: None,
+            patroni: named,
             locale: String::from("C.UTF-8"),
             config: Secret::new(patroni_config(dcs, name).to_string()),
             backup: None,
@@ -255,6 +260,25 @@ impl Member {
         self.does(PostgresOrder::Initialize { stamp: stamp.clone(), parameters }).await;
         self.does(PostgresOrder::Start { expects: DataSeen::Stamped(stamp), join: None }).await;
     }
+}
+
+/// As Patroni does on an emulated machine.
+#[tokio::test]
+async fn a_program_that_is_slow_to_print_its_version_delays_no_facts_and_is_found() {
+    let dcs = Dcs::new().await;
+    let one = Member::first(&dcs).await;
+    let (program, go) = (one.machine.root().join("slow-patroni"), one.machine.root().join("go"));
+    one.converge_with(&dcs, 2, Some(program.display().to_string())).await;
+    assert!(matches!(one.facts().await.patroni, BinarySeen::Missing { .. }));
+    let script = format!("#!/bin/sh\nwhile [ ! -e {} ]; do sleep 0.1; done\necho patroni 4.1.5\n", go.display());
+    fs::write(&program, script).unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    for _ in 0..3 {
+        assert!(matches!(one.facts().await.patroni, BinarySeen::Missing { .. }), "it has not answered yet");
+    }
+    fs::write(&go, "").unwrap();
+    let found = BinarySeen::Version(String::from("4.1.5"));
+    until("it is found", async || Some(one.facts().await).filter(|facts| facts.patroni == found)).await;
 }
 
 #[tokio::test]

@@ -23,8 +23,8 @@ use crate::files;
 
 /// No command here takes longer, unless it hangs: the longest downloads a package.
 const LONGEST: Duration = Duration::from_secs(300);
-/// A program that is asked for its version answers within this, also on a machine that is very busy.
-const ASKING: Duration = Duration::from_secs(10);
+/// A program that is asked for its version answers within this, also Patroni on an emulated machine.
+const ASKING: Duration = Duration::from_secs(40);
 /// No command prints more useful output.
 const MOST_OUTPUT: u64 = 1 << 20;
 

@@ -1,5 +1,6 @@
 //! What the agent reports about its PostgreSQL.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use quorate_core::kinds::postgres::{Catalog, PatroniStatus, PostgresFacts, Role};
@@ -20,7 +21,7 @@ impl Agent {
     }
 
     /// Only of a machine whose configuration has Patroni.
-    pub(crate) async fn postgres_facts(&self, auth: bool) -> Result<Option<Box<PostgresFacts>>, AgentError> {
+    pub(crate) async fn postgres_facts(self: &Arc<Self>, auth: bool) -> Result<Option<Box<PostgresFacts>>, AgentError> {
         if !self.has_patroni() {
             return Ok(None);
         }

@@ -2,13 +2,19 @@
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
 
 use quorate_core::model::{BinarySeen, NextVersion, NodeConfig, PatroniService};
 use serde::{Deserialize, Serialize};
+use tokio::time::timeout;
 
 use crate::AgentError;
 use crate::agent::Agent;
 use crate::kinds::etcd::binaries::{self, BinaryError};
+
+/// A request for facts waits no longer for a search.
+const SEARCHING: Duration = Duration::from_secs(1);
 
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Programs {
@@ -63,12 +69,18 @@ impl Agent {
         self.put_patroni_config().await
     }
 
-    /// It may have been installed since.
-    pub(super) async fn look_for_missing_programs(&self) -> Result<(), AgentError> {
-        match self.state.get().postgres.programs.missing() {
-            Some(_) => self.find_programs_again().await,
-            None => Ok(()),
+    /// It may have been installed since. On a slow machine, a program may take long to print its version. The search continues in the
+    /// background then: facts that come too late are none, and would hide what is missing.
+    pub(super) async fn look_for_missing_programs(self: &Arc<Self>) -> Result<(), AgentError> {
+        if self.state.get().postgres.programs.missing().is_none() {
+            return Ok(());
         }
+        let mut search = self.postgres.search.lock().await;
+        let agent = self.clone();
+        let task = search.get_or_insert_with(|| tokio::spawn(async move { agent.find_programs_again().await }));
+        let Ok(ended) = timeout(SEARCHING, task).await else { return Ok(()) };
+        *search = None;
+        ended.unwrap_or(Ok(()))
     }
 
     /// Another version may have been installed in the same place. It takes effect when Patroni restarts.

@@ -125,7 +125,7 @@ impl Agent {
     }
 
     /// Only where a parameter or another minor release waits for it, so an order that comes late disturbs nobody.
-    pub(super) async fn restart_postgres(&self) -> Result<(), Refusal> {
+    pub(super) async fn restart_postgres(self: &Arc<Self>) -> Result<(), Refusal> {
         let rest = self.rest()?;
         self.wait_for_lowered_limits().await?;
         let body = match self.waits_for_restart().await? {
@@ -147,7 +147,7 @@ impl Agent {
     }
 
     /// Changes that take effect when PostgreSQL restarts.
-    async fn waits_for_restart(&self) -> Result<Option<Waits>, Refusal> {
+    async fn waits_for_restart(self: &Arc<Self>) -> Result<Option<Waits>, Refusal> {
         if self.patroni_status().await?.pending_restart {
             return Ok(Some(Waits::Parameter));
         }
