@@ -51,7 +51,7 @@ use crate::error::{Error, SignalKind};
 use crate::exit::Exit;
 use crate::load;
 use crate::output::plan::Detail;
-use crate::output::progress::{Planned, Progress};
+use crate::output::progress::Progress;
 use crate::output::{self, block};
 use crate::saved_plan::deed;
 
@@ -72,7 +72,7 @@ pub struct Context {
 /// What is stored of a plan that was shown.
 #[derive(Clone, Debug)]
 struct Shown {
-    steps: Planned,
+    steps: usize,
     /// The steps that destroy something.
     destroys: BTreeSet<String>,
 }
@@ -86,7 +86,7 @@ impl Context {
     pub fn show_plan(&self, cluster: &str, plan: &Plan) -> Result<(), Error> {
         let destroys = plan.steps.iter().filter(|step| step.action.effect() == Effect::Destroys);
         let destroys = destroys.map(|step| deed(&step.action)).collect();
-        self.shown.borrow_mut().insert(cluster.to_owned(), Shown { steps: Planned::new(plan), destroys });
+        self.shown.borrow_mut().insert(cluster.to_owned(), Shown { steps: plan.steps.len(), destroys });
         output::show(&output::plan::page(cluster, plan, Detail::Reasons))
     }
 
@@ -197,7 +197,7 @@ async fn run_loop(
         context.ways.borrow_mut().entry(spec.name.to_string()).or_insert_with(before);
     }
     let shown = context.shown.borrow().get(spec.name.as_str()).cloned();
-    let planned = shown.as_ref().map(|shown| shown.steps.clone());
+    let planned = shown.as_ref().map(|shown| shown.steps);
     let agreed = shown.map(|shown| shown.destroys).filter(|_| context.as_shown.get());
     let machines: Vec<String> = spec.machines().map(|machine| machine.name.to_string()).collect();
     let progress = Progress::new(spec.name.as_str(), machines.iter().map(String::as_str), planned, agreed);

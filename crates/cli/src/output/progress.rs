@@ -2,7 +2,7 @@
 //! written when a step begins and when it ends. It never delays the run.
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::convert::Infallible;
 use std::fmt::Write;
 use std::io::IsTerminal;
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use quorate_control::{Agreed, Answer, ControlError, Event, Reporter};
 use quorate_core::model::{MemberName, Observation};
-use quorate_core::planner::{Action, Decision, Effect, Plan, Step, WaitingFor};
+use quorate_core::planner::{Action, Decision, Effect, Step, WaitingFor};
 
 use super::page::{Page, Style};
 use super::plan::style_of;
@@ -40,34 +40,13 @@ struct State {
     told: HashSet<String>,
     /// Steps done, and how many were planned.
     done: usize,
-    planned: Option<Planned>,
+    planned: Option<usize>,
     /// The last failure of each step, which is not repeated.
     failures: HashMap<String, String>,
     /// The provider had no room for a machine next to a former one, which no plan foresees.
     no_room: bool,
     lines_drawn: usize,
     drawn_at: Option<Instant>,
-}
-
-/// A plan that was shown, so that its steps are counted and named as there.
-#[derive(Clone, Debug, Default)]
-pub struct Planned {
-    steps: usize,
-    /// The steps that the plan names by another machine than the member's only one: by their own words, in the plan's order.
-    names: HashMap<String, VecDeque<String>>,
-}
-
-impl Planned {
-    pub fn new(plan: &Plan) -> Self {
-        let mut names: HashMap<String, VecDeque<String>> = HashMap::new();
-        for (at, step) in plan.steps.iter().enumerate() {
-            let (own, shown) = (step.action.to_string(), plan.action(at));
-            if own != shown {
-                names.entry(own).or_default().push_back(shown);
-            }
-        }
-        Planned { steps: plan.steps.len(), names }
-    }
 }
 
 struct Row {
@@ -80,7 +59,7 @@ impl Progress {
     pub fn new<'a>(
         cluster: &str,
         members: impl Iterator<Item = &'a str>,
-        planned: Option<Planned>,
+        planned: Option<usize>,
         agreed: Option<BTreeSet<String>>,
     ) -> Self {
         let row = |name: &str| (MemberName::from(name), Row { stage: "", arrived: None });
@@ -189,11 +168,10 @@ impl Reporter for Progress {
             }
             Event::Done(step) => {
                 self.state.borrow_mut().done(step);
-                let (number, subject) = (self.state.borrow().number(), self.subject(step));
-                let name = self.state.borrow_mut().take_name(step);
+                let number = self.state.borrow().number();
                 match self.terminal {
-                    true => self.styled(&format!("{number}  "), style_of(step), &name),
-                    false => self.line(&format!("{subject} … done ({})", number.trim())),
+                    true => self.styled(&format!("{number}  "), style_of(step), &step.action.to_string()),
+                    false => self.line(&format!("{} … done ({})", self.subject(step), number.trim())),
                 }
             }
             Event::Failed(step, error) => {
@@ -246,10 +224,9 @@ impl Progress {
     }
 
     fn subject(&self, step: &Step) -> String {
-        let state = self.state.borrow();
         match step.action.member() {
-            Some(member) => format!("{member}: {}", state.name(step)),
-            None => format!("{}: {}", state.cluster, state.name(step)),
+            Some(member) => format!("{member}: {}", step.action),
+            None => format!("{}: {}", self.state.borrow().cluster, step.action),
         }
     }
 }
@@ -290,8 +267,8 @@ impl State {
 
     /// " 3 of 22", so that the steps line up; more than were planned are only counted.
     fn number(&self) -> String {
-        match self.planned.as_ref().map(|planned| planned.steps).filter(|steps| self.done <= *steps) {
-            Some(steps) => format!("{:>width$} of {steps}", self.done, width = steps.to_string().len()),
+        match self.planned.filter(|planned| self.done <= *planned) {
+            Some(planned) => format!("{:>width$} of {planned}", self.done, width = planned.to_string().len()),
             None => format!("{:>2}", self.done),
         }
     }
@@ -301,23 +278,6 @@ impl State {
         if let Some(stage) = step.action.stage_after() {
             self.enter(step, Some(stage));
         }
-    }
-
-    /// What the plan says of the step.
-    fn name(&self, step: &Step) -> String {
-        let own = step.action.to_string();
-        let planned = self.planned.as_ref().and_then(|planned| planned.names.get(&own)?.front());
-        planned.cloned().unwrap_or(own)
-    }
-
-    /// The same, of a step that is done: the next one with the same words may be about the member's other machine.
-    fn take_name(&mut self, step: &Step) -> String {
-        let name = self.name(step);
-        let names = self.planned.as_mut().and_then(|planned| planned.names.get_mut(&step.action.to_string()));
-        if let Some(names) = names {
-            names.pop_front();
-        }
-        name
     }
 
     /// A step is tried several times; the same reason is printed once.
@@ -333,7 +293,7 @@ impl State {
                 let arrived = matches!(stage, "stopped" | "gone");
                 row.arrived = arrived.then(|| self.started.elapsed());
             }
-            _ => self.note = self.name(step),
+            _ => self.note = step.action.to_string(),
         }
     }
 
@@ -375,7 +335,6 @@ fn why_failed(error: &ControlError) -> String {
 
 #[cfg(test)]
 mod tests {
-    use quorate_core::model::MachineId;
     use quorate_core::planner::{Precondition, Reason, WaitingFor};
 
     use super::*;
@@ -386,8 +345,7 @@ mod tests {
 
     #[test]
     fn each_member_shows_its_stage_and_the_cluster_its_own() {
-        let two = Planned { steps: 2, ..Planned::default() };
-        let progress = Progress::new("demo", ["etcd-1", "etcd-2"].into_iter(), Some(two), None);
+        let progress = Progress::new("demo", ["etcd-1", "etcd-2"].into_iter(), Some(2), None);
         let mut state = progress.state.borrow_mut();
         state.begins(&step(Action::Enrol { member: "etcd-1".into() }));
         state.done(&step(Action::StartEtcd { member: "etcd-2".into(), bootstrap: None }));
@@ -404,16 +362,9 @@ mod tests {
     }
 
     #[test]
-    fn steps_are_named_as_in_the_plan_and_a_failure_is_printed_once() {
-        let push = || step(Action::PushConfig { member: "etcd-2".into(), generation: 1 });
-        let machine = |incarnation| Some(MachineId::new(&"etcd-2".into(), incarnation));
-        let steps = vec![push(), push(), step(Action::Enrol { member: "etcd-1".into() })];
-        let plan = Plan { steps, machines: vec![machine(1), machine(2), None], ..Plan::default() };
-        let progress = Progress::new("demo", ["etcd-2"].into_iter(), Some(Planned::new(&plan)), None);
-        assert_eq!(progress.subject(&push()), "etcd-2: update the configuration of etcd-2.1");
+    fn a_failure_that_comes_again_is_printed_once() {
+        let progress = Progress::new("demo", ["etcd-2"].into_iter(), None, None);
         let mut state = progress.state.borrow_mut();
-        let names: Vec<String> = (0..3).map(|_| state.take_name(&push())).collect();
-        assert_eq!(names, ["2.1", "2.2", "2"].map(|end| format!("update the configuration of etcd-{end}")));
         let failures = ["port taken", "port taken", "disk full", "port taken"];
         assert_eq!(failures.map(|why| state.is_new_failure("etcd-1", why)), [true, false, true, true]);
         assert!(state.is_new_failure("etcd-2", "port taken"));
